@@ -1,4 +1,4 @@
-"""A budget of drafts, split among the requests of a batch on the device: the likeliest ones go."""
+"""Splits a budget of drafts among a batch's requests on the device: the likeliest are admitted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
 FEW = 32
-"""Requests for which a small program will do."""
+"""Maximum number of requests for the small program."""
 
 
 @triton.jit(do_not_specialize=["budget", "num_requests"])
@@ -16,7 +16,7 @@ def _split(  # type: ignore[no-untyped-def]
     slots,  # [R]
     rows,  # [2, R]: drafts of each request, and its other rows
     logit_ends,  # [S + 1]: out, 0 and where each request's logits end
-    row_ends,  # [S + 1]: out, the same of its rows, and their number behind the batch
+    row_ends,  # [S + 1]: out, the same for rows; after the batch, the total
     budget,
     num_requests,
     K: tl.constexpr,
@@ -33,16 +33,16 @@ def _split(  # type: ignore[no-untyped-def]
     others = tl.load(rows + num_requests + request, mask=is_request, other=0)
     is_draft = draft < tl.minimum(drafts, K)[:, None]
     chance = tl.load(chances + slot[:, None] * K + draft, mask=is_draft, other=1.0)
-    # From 0 to 1, numbers are ordered as their bits are.
+    # Floats from 0 to 1 sort in the order of their bits.
     survival = tl.cumprod(chance, axis=1).to(tl.int32, bitcast=True)
     survival = tl.where(is_draft, survival, -1)
-    least = tl.full([], 0, tl.int32)  # of the last draft that is admitted, bit by bit
+    least = tl.full([], 0, tl.int32)  # survival of the last admitted draft, found bit by bit
     for each in range(30):
         higher = least | (1 << (29 - each))
         is_enough = tl.sum(tl.sum((survival >= higher).to(tl.int32), axis=1), axis=0) >= budget
         least = tl.where(is_enough, higher, least)
     admitted = tl.sum((survival > least).to(tl.int32), axis=1)
-    # Of those that are as likely as the last one, the first requests'.
+    # Drafts as likely as the last admitted one: the first requests' go first.
     alike = tl.sum((survival == least).to(tl.int32), axis=1)
     left = budget - tl.sum(admitted, axis=0) - (tl.cumsum(alike, axis=0) - alike)
     admitted += tl.minimum(tl.maximum(left, 0), alike)
@@ -67,16 +67,16 @@ def split(
     logit_ends: torch.Tensor,
     row_ends: torch.Tensor,
 ) -> None:
-    """Admit as many drafts of R requests as there are in the budget.
+    """Admit as many drafts of R requests as the budget allows.
 
     Args:
-        chances: of each slot's drafts, given those before them, [S, K].
-        slots: of the requests, [R].
-        rows: drafts of each, and its other rows, [2, R] int32.
-        budget: drafts to admit, no more than there are.
-        bonus: logits of each request beyond its drafts'.
-        logit_ends: out: 0, and where each request's logits end, [S + 1] int32.
-        row_ends: out: the same of its rows; behind the batch, how many those are, [S + 1] int32.
+        chances: chance of each slot's drafts, given those before them, [S, K].
+        slots: slots of the requests, [R].
+        rows: number of drafts and of other rows of each request, [2, R] int32.
+        budget: drafts to admit, at most the number of drafts.
+        bonus: logits of each request besides its drafts'.
+        logit_ends: out: 0, then the end of each request's logits, [S + 1] int32.
+        row_ends: out: the same for rows; after the batch, the total number, [S + 1] int32.
     """
     num_slots, width = chances.shape
     count = len(slots)

@@ -1,10 +1,10 @@
-"""What drafts a request, and how likely each draft is to be accepted, decided on the device.
+"""Chooses on the device what drafts a request, and how likely each draft is to be accepted.
 
-Drafts are the tokens that a drafter thinks likeliest, or those that followed the same words before:
-none is drawn at random. A chance follows from what was known before the draft's own place was
-sampled: from the text, from the drafter's distributions and from what became of earlier drafts. It
-never looks at a token sampled for that place. So which drafts are tried, and how many, says nothing
-about the token that the target is going to draw there, and the target's distribution is untouched.
+Drafts are the drafter's likeliest tokens, or the tokens that followed the same words before: none
+is drawn at random. A draft's chance depends only on what was known before its own position was
+sampled: the text, the drafter's distributions and the outcomes of earlier drafts. It never depends
+on a token sampled for that position. So which drafts are tried, and how many, says nothing about
+the token that the target will draw there, and the target's distribution is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 @triton.jit
 def acceptance_of(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Chances [K] of drafts if those before them are accepted: linear between the knots."""
+    """Chances of drafts, given that those before them are accepted, [K]: linear between knots."""
     knot = tl.zeros_like(draft)
     for each in range(1, NUM_KNOTS - 1):
         knot += (confidence >= tl.load(knots + each)).to(tl.int32)
@@ -33,7 +33,7 @@ def acceptance_of(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.const
 
 @triton.jit
 def bias_of(bias, everybody, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Accepted against expected tokens of a request, shrunk to everybody's."""
+    """Ratio of a request's accepted to expected tokens, shrunk towards that of all requests."""
     of_everybody = (tl.load(everybody + 1) + PRIOR) / (tl.load(everybody) + PRIOR)
     return (tl.load(bias + 1) + PRIOR * of_everybody) / (tl.load(bias) + PRIOR)
 
@@ -79,7 +79,7 @@ def _choose(  # type: ignore[no-untyped-def]
     chance_of_block = tl.zeros([PADDED_K], tl.float32)
     if HAS_BLOCK:
         sure = tl.load(block_confidence + row, mask=is_place & is_running, other=0.0)
-        is_finite = is_place & (sure > 0)  # where logits were not, there is no draft
+        is_finite = is_place & (sure > 0)  # no draft if its logits were not finite
         chance_of_block = acceptance_of(rates, knots, draft, sure, is_finite, NUM_KNOTS)
         sure = tl.where(is_finite, sure, tl.where(is_running, -1.0, 0.0))
     survival_of_block = tl.cumprod(chance_of_block, axis=0)
@@ -111,7 +111,7 @@ def _choose(  # type: ignore[no-untyped-def]
     survival = tl.where(uses_text, survival_of_text, survival_of_block)
     chosen_bias = tl.where(uses_text, bias_of_text, bias_of_block)
     corrected = tl.minimum(survival * chosen_bias, 1.0)
-    # What is handed over is multiplied up again: corrected by that of the draft before.
+    # vLLM multiplies chances up again, so divide by the corrected survival of the draft before.
     before = tl.minimum(survival / tl.where(chance > 0, chance, 1.0) * chosen_bias, 1.0)
     before = tl.where((draft == 0) | (corrected == 0.0), 1.0, before)
     tokens = tl.where(uses_text, predicted, given if HAS_BLOCK else last)
@@ -132,12 +132,12 @@ def _choose(  # type: ignore[no-untyped-def]
 def choose(
     slots: DraftSlots, batch: Batch, drafts: Drafts, found: TextLookUp | None, *, has_block: bool
 ) -> None:
-    """Write drafts and chances of a batch, and into `slots` what grading them takes.
+    """Write a batch's drafts and chances, and record in `slots` what grading them needs.
 
     Args:
-        slots: of all requests.
-        batch: of R requests.
-        drafts: in: tokens and confidence of the blocks; out: the tokens chosen, and chances.
+        slots: drafts of all request slots.
+        batch: R requests.
+        drafts: in: tokens and confidence of the blocks; out: the chosen tokens and their chances.
         found: what the texts predict; None: nothing was looked up.
         has_block: whether a block was run.
     """

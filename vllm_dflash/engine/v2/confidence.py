@@ -1,8 +1,8 @@
-"""Which tokens the drafter thinks likeliest at each place, and how sure it is, on the device.
+"""Finds on the device the drafter's likeliest tokens for each position, and their probabilities.
 
-Logits are read once, in tiles. A maximum and a softmax would read them several times, and in
-float32. Each of the C likeliest is then the best that is left of one of C tiles, so finding the
-others takes C - 1 tiles of each row.
+Logits are read once, in tiles; a maximum and a softmax would read them several times, in float32.
+The likeliest token comes from the tiles' maxima. Each of the other C - 1 takes one more read of a
+tile, to replace the token that was taken from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
 TILE = 4096
-"""Columns of logits that a program reads at most."""
+"""Maximum number of columns of logits that a program reads."""
 
 
 @triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
@@ -47,7 +47,7 @@ def _judge_rows(  # type: ignore[no-untyped-def]
     parts,  # [3, Q, tiles]
     tokens,  # [Q, C]
     confidence,  # [Q]
-    probabilities,  # [Q, C], or None where C is 1
+    probabilities,  # [Q, C]; None if C is 1
     stride_logits,
     num_tiles,
     stride_parts,
@@ -81,7 +81,7 @@ def _judge_rows(  # type: ignore[no-untyped-def]
             is_there = (each < V) & (rank + 1 < C)
             its_logits = logits + row * stride_logits + each
             logit = tl.load(its_logits, mask=is_there, other=float("-inf")).to(tl.float32)
-            # What is left of its tile.
+            # The tile without the tokens taken so far.
             is_left = (logit < left) | ((logit == left) & (each > column))
             logit = tl.where(is_left, logit, float("-inf"))
             next_best = tl.max(logit, axis=0)
@@ -97,14 +97,14 @@ def judge(
     confidence: torch.Tensor,
     probabilities: torch.Tensor | None = None,
 ) -> None:
-    """The likeliest tokens of each row, and their probabilities. May be captured.
+    """Find the likeliest tokens of each row, and their probabilities. May be captured.
 
     Args:
-        logits: of Q rows or more, [Q, V], of any float type.
-        tokens: out, [Q] int64, or [Q, C], likeliest first; where several are alike, the first one.
-        confidence: out, [Q] float32, probability of the likeliest, above 0; 0 where the largest
-            logit is not finite or any is NaN.
-        probabilities: out, [Q, C] float32, 0 where that is so; None: C is 1.
+        logits: Q rows or more, [Q, V], any float dtype.
+        tokens: out, [Q] int64, or [Q, C], likeliest first; of equal ones, the first.
+        confidence: out, [Q] float32, probability of the likeliest token, above 0; 0 if the row's
+            largest logit is not finite or any is NaN.
+        probabilities: out, [Q, C] float32, 0 for rows whose confidence is 0; None: C is 1.
     """
     assert logits.stride(1) == 1
     num_rows, vocab_size = len(tokens), logits.shape[1]

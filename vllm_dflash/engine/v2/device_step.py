@@ -1,19 +1,19 @@
-"""A step on V2: the device decides.
+"""A step on V2, decided on the device.
 
-Behind the target's, top to bottom (`run`); each line a kernel or a captured graph, none of which
-the host waits for:
+After the target, in order (`run`); each line is a kernel or a captured graph, and the host waits
+for none of them:
 
-    forget    what slots hold that have gone to new requests                 (draft_slots.py)
-    grade     what became of the drafts that each request's slot holds       (grading.py)
-    report    that goes to the host, which counts it and plans by it         (exchange.py)
-    block     the drafter: context stored, a block drafted, judged           (vLLM's graph)
-    look up   what the requests' own texts predict                           (text_look_up.py)
-    choose    whose drafts each request gets, with a chance for each         (choice.py)
-    grow      trees of these, where drafts may be trees                      (draft_trees.py)
+    forget    clear the slots of new requests                                (draft_slots.py)
+    grade     see which of each slot's drafts were accepted                  (grading.py)
+    report    send that to the host, which counts it and plans by it         (exchange.py)
+    block     store context, draft a block, compute its confidence           (vLLM's graph)
+    look up   find what the requests' own texts predict                      (text_look_up.py)
+    choose    pick block or text for each request, and rate each draft       (choice.py)
+    grow      make trees of the drafts, if they may be trees                 (draft_trees.py)
 
-The scheduler says whether a block is run, and for how many drafts there are places
-(`scheduling.py`). Where attention backends allow it, vLLM then trims the drafts of the batch on the
-device, by their chances, to a budget of ours (`trimming.py`).
+The scheduler decides whether a block runs and how many places there are for drafts
+(`scheduling.py`). If the attention backends allow it, vLLM then trims the batch's drafts on the
+device, by their chances, to our budget (`trimming.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 
 
 class DeviceStep:
-    """What the device knows of all requests, and what a step does with it."""
+    """Device state of all requests, and the step that updates it."""
 
     def __init__(
         self,
@@ -40,16 +40,22 @@ class DeviceStep:
         texts: TextLookUp | None,
         trees: DraftTrees | None = None,
     ) -> None:
-        """For S slots; `drafts` are of a batch. `texts` gives free drafts, `trees` make trees of a
-        block's; None: there are none."""
+        """Allocate S slots.
+
+        Args:
+            num_slots: S.
+            drafts: drafts of the batch.
+            texts: source of free drafts; None: there are no free drafts.
+            trees: makes trees of a block's drafts; None: all drafts are chains.
+        """
         width, device = drafts.tokens.shape[1], drafts.tokens.device
         self.slots = DraftSlots(num_slots, width, device)
         self.drafts, self.texts, self.trees = drafts, texts, trees
         self.outcomes = torch.zeros(num_slots, OUTCOME_COLUMNS + width, device=device)
         self.copy_stream: torch.cuda.Stream | None = None
-        """vLLM's, for outputs."""
+        """vLLM's stream for copying outputs to the host."""
         self.report: HostCopy | None = None
-        """What became of the last step's drafts, on the way to the host."""
+        """Outcomes of the last step's drafts, on the way to the host."""
 
     def owners(self) -> tuple[object, ...]:
         """Owners of all persistent tensors."""
@@ -58,12 +64,14 @@ class DeviceStep:
         return self, self.slots, self.texts, *of_trees
 
     def run(self, batch: Batch, fresh: torch.Tensor | None, run_block: Callable[[], bool]) -> None:
-        """Decide what each request of a batch is to have verified next.
+        """Grade the drafts of a batch, and choose its next ones.
 
         Args:
-            batch: of R requests.
-            fresh: slots of new requests, [N] int64; what drafts these have are placeholders.
-            run_block: stores context, and writes tokens and confidence of a block, if it says so.
+            batch: R requests.
+            fresh: slots of new requests, [N] int64; their drafts are placeholders. None: no new
+                requests.
+            run_block: stores context, and may draft a block; returns whether it wrote a block's
+                tokens and confidence.
         """
         if fresh is not None:
             self.slots.forget(fresh)

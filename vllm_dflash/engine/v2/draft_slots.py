@@ -1,6 +1,6 @@
-"""What the device knows of drafts: written by one kernel, read by the next.
+"""Device state of drafts: written by one kernel, read by the next.
 
-The host sees counts of it, steps later, and sends back what it learned: acceptance rates.
+The host gets the outcomes some steps later, and sends back the acceptance rates that it learns.
 """
 
 from __future__ import annotations
@@ -14,53 +14,55 @@ from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, TRUST, Chances
 
 HEAD = 6
-"""Columns of a slot's record before those of its drafts: whose they are (NOBODY, BLOCK or TEXT),
-tokens that its text has matched (with agreement, 0: it predicts nothing), and its biases: tokens
-expected and accepted of late, decayed, of blocks and of texts."""
+"""Columns of a slot's record before those of its drafts: what produced the drafts (NOBODY, BLOCK or
+TEXT); tokens that the text matched, plus `AGREEMENT` for each leading draft that the block has as
+well (0: the text predicts nothing); and the biases: expected and accepted tokens, decayed, of
+blocks and then of texts."""
 
 
 class Batch(NamedTuple):
-    """A step of R requests, behind the target's. S slots are there for all requests."""
+    """R requests after the target's forward. S is the number of slots for all requests."""
 
     slots: torch.Tensor
     """Slot of each request, [R]."""
     sampled: torch.Tensor
-    """Tokens that each got in this step; 0: it is still in its prompt, [R]."""
+    """Tokens that each request got in this step; 0: still in its prompt, [R]."""
     rejected: torch.Tensor
-    """Its drafts that were rejected, [R]."""
+    """Rejected drafts of each request, [R]."""
     texts: torch.Tensor
-    """With this step's tokens, [S, L] int32."""
+    """Token ids of each slot, this step's included, [S, L] int32."""
     text_lens: torch.Tensor
-    """Tokens that each has, [S] int32."""
+    """Length of each text, [S] int32."""
     newest: torch.Tensor
-    """Last token of each, [S, 1] int64."""
+    """Last token of each text, [S, 1] int64."""
 
 
 class Drafts(NamedTuple):
-    """What a batch is to have verified next; rows behind the batch's are left alone."""
+    """Drafts that a batch verifies next; rows after the batch's are not written."""
 
     tokens: torch.Tensor
     """[max R, K] int64."""
     confidence: torch.Tensor
-    """Drafter's confidence in its block; 0 where its logits were not finite, [max R, K] float32."""
+    """Drafter's confidence in its block; 0: logits were not finite, [max R, K] float32."""
     chances: torch.Tensor
-    """Chance of each draft, if those before it are accepted, [max R, K] float32."""
+    """Chance of each draft, given that those before it are accepted, [max R, K] float32."""
 
 
 class DraftSlots:
     """Persistent tensors of S slots with up to K drafts each; zeros for new requests."""
 
     def __init__(self, num_slots: int, width: int, device: torch.device) -> None:
-        """For S slots and K drafts."""
+        """Allocate S slots for K drafts."""
         self.width = width
-        # What was handed over: behind the head, K columns each of the drafter's confidence in its
-        # last block (-1: not finite), of survival of the block's drafts and of the text's (chances
-        # that all up to there are accepted, not corrected by bias), and of the text's tokens,
-        # which are exact up to 2^24.
+        # After the HEAD columns, K columns each:
+        # - the drafter's confidence in its last block (-1: not finite);
+        # - survival of the block's drafts, and of the text's: the chance that all drafts up to this
+        #   one are accepted, not corrected by bias;
+        # - the text's tokens, which float32 holds exactly up to 2^24.
         self.records = torch.zeros(num_slots, HEAD + 4 * width, device=device)
-        # Biases of everybody together, of blocks and of texts.
+        # Biases of all requests together, of blocks and of texts.
         self.everybody = torch.zeros(2, 2, device=device)
-        # What a step adds to these, of each request, see `grading.py`.
+        # What each request of a step adds to them (`grading.py`).
         self.sums = torch.zeros(num_slots, 2, 3, device=device)
         fresh = Chances.of(width, 0).rates
         tables = (np.stack((fresh, fresh)), TRUST, CONFIDENCE_KNOTS)
@@ -69,19 +71,19 @@ class DraftSlots:
         )  # [2, K, knots], [512], [knots]
 
     def forget(self, slots: torch.Tensor) -> None:
-        """Slots [N] int64, on the device, are new requests' from now on."""
+        """Clear slots that go to new requests, [N] int64, on the device."""
         self.records.index_fill_(0, slots, 0.0)
 
     def forget_all(self) -> None:
-        """What was learned of requests, and of all together."""
+        """Clear what was learned of each request, and of all together."""
         self.records.zero_()
         self.everybody.zero_()
 
     def set_rates(self, block: Floats, text: Floats) -> None:
-        """From now on drafts of blocks and texts are accepted at these rates, [K, knots] each.
-        Waits for nothing."""
+        """Set the acceptance rates of drafts from blocks and from texts, [K, knots] each, without
+        waiting for the device."""
         found = torch.from_numpy(np.stack((block, text)).astype(np.float32))
         if self.rates.is_cuda:
-            # New pinned memory each time: PyTorch takes none back before it was copied from.
+            # New pinned memory each time: PyTorch reuses it only after the copy.
             found = found.pin_memory()
         self.rates.copy_(found, non_blocking=True)

@@ -1,7 +1,7 @@
-"""What V2's scheduler and its workers tell each other: with a step, with its output, and once.
+"""Messages between V2's scheduler and its workers: with a step, with its output, and once.
 
-What became of drafts is nobody's to wait for: it is counted, and sent, when vLLM has the step's
-tokens on the host.
+Nothing waits for the outcomes of drafts: they are counted and sent when vLLM has the step's tokens
+on the host.
 """
 
 from __future__ import annotations
@@ -28,68 +28,68 @@ from vllm_dflash.planning.step import TEXT, Learned
 
 @dataclass(frozen=True)
 class Directions:
-    """How a step is to draft: the same for all workers, so that they decide alike."""
+    """How a step drafts: the same for all workers, so that they decide alike."""
 
     runs_block: bool
-    """Whether the drafter's block is run behind it."""
+    """Whether the drafter's block runs after the target."""
     min_verified: int = 0
-    """How many of the drafts that it makes the next step verifies, whatever they seem worth."""
+    """Minimum of this step's drafts that the next step verifies, whatever they seem worth."""
     could_draft: bool = True
     """Whether any request could have used drafts."""
     is_anew: bool = True
-    """Whether the step was planned anew, so that its budget is worked out, too."""
+    """Whether the step has a new plan, so that its budget is computed anew as well."""
     learned: Learned | None = None
-    """What chances and budgets go by from now on, if that has changed."""
+    """Costs and rates for budgets and chances from now on; None: no change."""
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker finds out while it starts, and the scheduler plans by."""
+    """Facts that a worker finds out while it starts, and that the scheduler plans by."""
 
     costs: StepCosts
     lengths: Sequence[int]
-    """Draft lengths that all requests of a step can be given alike, 0 and K among them."""
+    """Draft lengths that all requests of a step can share, including 0 and K."""
     trims: bool = False
     """Whether the device drops drafts that are not worth verifying."""
     ragged_seconds: float = 0.0
-    """What a step takes longer whose requests were given different lengths."""
+    """Extra time of a step whose requests have different lengths, in seconds."""
     looks_up: bool = False
-    """Whether texts are looked up."""
+    """Whether texts are looked up for free drafts."""
     memory: EstimatesFile | None = None
-    """What an earlier engine had learned, and where to keep what this one does."""
+    """Estimates of an earlier engine, and the file for this one's."""
 
 
 DIRECTIONS: Message[Directions] = Message("dflash_directions")
 """Scheduler to workers, with a step."""
 OUTCOMES: Message[Floats] = Message("dflash_outcomes")
-"""Worker to scheduler, with its output: the device's table of the output's requests, in its order.
-See `Outcomes`."""
+"""Worker to scheduler, with its output: the device's table of the output's requests, in its order,
+[R, OUTCOME_COLUMNS + K]; see `Outcomes`."""
 FACTS: Message[WorkerFacts] = Message("dflash_facts")
 """Worker to scheduler, with the first sampled tokens."""
 
 CHAINS_ONLY: Message[bool] = Message("dflash_chains_only")
-"""Worker to scheduler, with the first sampled tokens, where trees were asked for and cannot be."""
+"""Worker to scheduler, with the first sampled tokens, if requested trees are not possible."""
 
 
 def directions_of(step: SchedulerOutput) -> Directions:
-    """Directions for a step; where nobody plans, each that has room for drafts runs a block."""
+    """Directions for a step; without any, a block runs if the step has places for drafts."""
     return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
 
 
 def verified_drafts(table: Floats) -> list[tuple[int, int]]:
-    """How many drafts of each request were verified, and of those, what its text had predicted."""
+    """Number of each request's verified drafts, and how many of them its text predicted."""
     return [(int(n), int(n) * (source == TEXT)) for source, n in table[:, :2].tolist()]
 
 
 class HostCopy:
-    """A tensor on its way to the host, on a stream for copies: as it is when this is made."""
+    """Asynchronous copy of a tensor's current values to the host, on a stream for copies."""
 
     def __init__(self, tensor: torch.Tensor, copy_stream: torch.cuda.Stream | None = None) -> None:
-        """`copy_stream` is used on CUDA, whose current stream goes on at once."""
+        """Start the copy; the current stream does not wait. CUDA tensors need `copy_stream`."""
         if not tensor.is_cuda:
             self._arrival, self._values = None, async_copy_to_np(tensor)
             return
-        # Who waits for it sleeps, as for vLLM's own outputs: others have work for the processor.
+        # A blocking event: waiting threads sleep, as for vLLM's own outputs, and free the CPU.
         self._arrival = torch.cuda.Event(blocking=True)
         current = torch.cuda.current_stream(tensor.device)
         assert copy_stream is not None
@@ -99,19 +99,19 @@ class HostCopy:
             self._arrival.record(copy_stream)
 
     def before_writing(self) -> None:
-        """Have the current stream wait, and not the host, until the tensor may be written again."""
+        """Make the current stream, not the host, wait until the tensor may be written again."""
         if self._arrival is not None:
             self._arrival.wait()
 
     def wait(self) -> np.ndarray:
-        """Its values, once all that was launched before is done."""
+        """Wait for the copy, and return the values."""
         if self._arrival is not None:
             self._arrival.synchronize()
         return self._values
 
 
 ARRIVED = 3
-"""Steps after which what was sent to the host is there."""
+"""Steps after which a copy to the host has arrived."""
 
 
 class Sent(NamedTuple):
@@ -119,25 +119,25 @@ class Sent(NamedTuple):
 
     step: int
     had_block: bool
-    """Whether it was run behind that step."""
+    """Whether that step ran a block."""
     chances: HostCopy
 
 
 class CountedOutput(AsyncModelRunnerOutput):
-    """vLLM's output of a step, which counts the step's drafts when it is fetched."""
+    """vLLM's output of a step; counts the step's drafts when it is fetched."""
 
     def __init__(self, output: AsyncOutput, report: HostCopy, statistics: DraftStatistics) -> None:
-        """`report` is what the device saw of the drafts, [R, OUTCOME_COLUMNS + K]."""
+        """`report`: the device's table of outcomes, [R, OUTCOME_COLUMNS + K]."""
         self.model_runner_output = output.model_runner_output
         self._output, self._report, self._statistics = output, report, statistics
 
     def get_output(self) -> ModelRunnerOutput:
-        """Called by vLLM where it may wait: in a thread of its own, or by the scheduler."""
+        """Called by vLLM where it may block: in its own thread, or by the scheduler."""
         output, table = self._output.get_output(), self._report.wait()
-        if table.size and table.min() < 0.0:  # in nearly no step
+        if table.size and table.min() < 0.0:  # rare
             self._statistics.nan_drafts += int((table[:, OUTCOME_COLUMNS:] < 0.0).sum())
         produced = [*map(len, output.sampled_token_ids)]
-        # No drafts were verified of placeholders, and where nobody had one.
+        # Placeholders, and requests without drafts, count as 0 verified drafts.
         self._statistics.count_verified(output.req_ids, produced, verified_drafts(table))
         OUTCOMES.attach(output, table)
         return output
@@ -148,8 +148,8 @@ class CountedOutput(AsyncModelRunnerOutput):
 
 
 def log_lengths(facts: WorkerFacts, untrimmed: str | None) -> None:
-    """The line that says how draft lengths vary; `untrimmed`: why the device does not trim drafts,
-    None if it does."""
+    """Log how draft lengths vary; `untrimmed`: reason why the device does not trim drafts, None if
+    it does."""
     how = "for all requests; vLLM's adaptive verification then trims each request's drafts"
     if untrimmed is not None:
         more = f"{1000 * facts.ragged_seconds:.2f} ms more"

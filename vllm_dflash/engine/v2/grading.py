@@ -1,8 +1,8 @@
-"""What became of the drafts that slots hold, on the device.
+"""Grades on the device the drafts that slots hold: what was accepted, and what to learn from it.
 
-Each request has a program of its own. What all have in common is added up behind these, in the same
-order on all ranks of a tensor-parallel group, so that they know the same to the last bit: they
-choose drafts independently of each other.
+Each request has its own program. A second kernel then adds up the sums of all requests, in the same
+order on all ranks of a tensor-parallel group: ranks choose drafts independently, so their biases
+must agree to the last bit.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 OUTCOME_COLUMNS = 8 + len(TREE_CUTS)
-"""Before the drafts' confidence: source, drafts admitted, tokens matched, tokens predicted, how
-many of those are known by now, and how many of them came true, and of a block's likeliest drafts,
-which of a chain are all and of a tree a part, how many were admitted and accepted; and what trees
-would have brought had they been cut, by `TREE_CUTS`. Confidence is -1 where a draft was not finite.
-"""
+"""Columns before the drafts' confidence: source; drafts admitted; tokens matched; tokens predicted;
+predicted tokens whose true token is known by now; those that were right, up to the first wrong one;
+likeliest drafts admitted, and accepted (all drafts of a chain, some of a tree); and the tokens that
+the tree would have brought if cut, one column for each of `TREE_CUTS`. Confidence is -1 if a draft
+was not finite."""
 TILE = 128
-"""Requests whose sums are added at a time."""
+"""Requests whose sums are added at once."""
 
 
 @triton.jit
 def _learn(bias, sums, is_graded, survival, accepted, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Into the bias of a request, and what everybody's is to learn into `sums`: 1, and drafts
-    expected and accepted; zeros where nothing is compared."""
+    """Update a request's bias, and write to `sums` what the bias of all requests learns: 1, then
+    expected and accepted drafts; zeros if nothing is graded."""
     graded, expected, came = is_graded.to(tl.float32), tl.sum(survival, axis=0), accepted
     came = tl.where(is_graded, came, 0).to(tl.float32)
     fading = tl.where(is_graded, MEMORY, 1.0)
@@ -73,7 +73,7 @@ def _grade(  # type: ignore[no-untyped-def]
     texts,  # [S, L]
     text_lens,  # [S]
     records,  # [S, HEAD + 4 * K]
-    sums,  # [max R, 2, 3]: out, of blocks and of texts, see `_learn`
+    sums,  # [max R, 2, 3]: out, for blocks and for texts, see `_learn`
     outcomes,  # [max R, COLUMNS + K]
     chains,  # [max R, 2 + CUTS] or None
     stride_texts,
@@ -99,7 +99,7 @@ def _grade(  # type: ignore[no-untyped-def]
     admitted = tl.where((sampled > 0) & (holds != NOBODY), sampled - 1 + rejected, 0)
     is_block = (holds == BLOCK) & (admitted > 0)
     is_text = (holds == TEXT) & (admitted > 0)
-    # There may be places for a tree, and a chain in them.
+    # A request may have places for a tree, but a chain of K drafts in them.
     likeliest = tl.minimum(admitted, K)
     accepted = tl.minimum(tl.where(admitted > 0, sampled - 1, 0), K)
     if chains is not None:
@@ -108,8 +108,8 @@ def _grade(  # type: ignore[no-untyped-def]
         is_tree = is_block & (of_tree >= 0)
         likeliest = tl.where(is_tree, of_tree, likeliest)
         accepted = tl.where(is_tree, tl.load(row_of_tree + 1), accepted)
-    # How many tokens a step has got says how easy they were; so where the text's drafts were
-    # not verified themselves, only the first one tells.
+    # The number of tokens that a step got depends on how easy they were. So unless the text's
+    # drafts were themselves verified, only the first prediction is compared.
     known = tl.where(is_text, tl.minimum(sampled, K), 1)
     known = tl.where((sampled > 0) & (match > 0), known, 0)
     compared = tl.where(is_text, admitted, 1)
@@ -155,12 +155,12 @@ def _grade(  # type: ignore[no-untyped-def]
 def grade(
     slots: DraftSlots, batch: Batch, outcomes: torch.Tensor, chains: torch.Tensor | None = None
 ) -> None:
-    """Learn from the drafts of R requests, report them, and let go of them.
+    """Learn from the drafts of R requests, report their outcomes, and clear them.
 
     Args:
-        slots: of all requests.
-        batch: of R requests.
-        outcomes: its first R rows are written, [max R, OUTCOME_COLUMNS + K] float32.
+        slots: drafts of all request slots.
+        batch: R requests.
+        outcomes: out: the first R rows, [max R, OUTCOME_COLUMNS + K] float32.
         chains: see `TreeSlots.chains`; None: no drafts were trees.
     """
     width, count = slots.width, len(batch.slots)

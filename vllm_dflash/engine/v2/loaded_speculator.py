@@ -1,4 +1,4 @@
-"""vLLM's V2 speculator with our drafter in it: its start-up, and nothing of a step."""
+"""Start-up of vLLM's V2 speculator with our drafter; steps are in `speculator.py`."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
 MOST_TIMES_TARGET = 4
-"""Rows of the drafter's largest graph, in those of the target's. Its logits keep their memory: at
-2,048 rows and 152,000 tokens, 0.6 GB."""
+"""Maximum rows of the drafter's largest graph, as a multiple of the target's. The graph keeps the
+memory of its logits: 0.6 GB at 2,048 rows and a vocabulary of 152,000."""
 
 
 def block_capture_sizes(sizes: list[int], block_rows: int, most_requests: int) -> list[int]:
-    """Rows to capture blocks with: the target's sizes, then in steps of a quarter.
+    """Row counts of the drafter's graphs: the target's sizes, then a quarter more requests each.
 
     Args:
-        sizes: of the target's graphs.
-        block_rows: of each request, 1 + K.
-        most_requests: that a step may draft.
+        sizes: row counts of the target's graphs.
+        block_rows: rows per request, 1 + K.
+        most_requests: maximum number of requests that a step drafts for.
     """
     requests = max(sizes) // block_rows
     more, most = [], min(most_requests, MOST_TIMES_TARGET * max(sizes) // block_rows)
@@ -57,22 +57,22 @@ class LoadedSpeculator(DFlashSpeculator):
         self.options = Mode.of(vllm_config)
         super().__init__(room_for_blocks(vllm_config), device)
         self.engine_config = vllm_config
-        """As the engine was started with it; vLLM's class changes its own copy."""
+        """The config that the engine was started with; vLLM's class changes its own copy."""
         self.spec = self.options.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
-        self.use_acceptance_estimator = False  # chances are ours
+        self.use_acceptance_estimator = False  # we compute the chances
         self.untrimmed: str | None = None
-        """Why the device does not trim drafts."""
+        """Reason why the device does not trim drafts; None if it does."""
         self.runs_target_alone = False
-        """Whether dummy runs of the runner are to leave the drafter out."""
+        """Whether the runner's dummy runs skip the drafter."""
         self.newest_context: torch.Tensor | None = None
-        """Fused context of each request's last token that has any, [max R, H]; of LiLiCorr."""
+        """Fused context of each request's last stored token, [max R, H]; only for LiLiCorr."""
         if self.spec.lilicorr is not None:
             self.newest_context = torch.zeros(
                 self.max_num_reqs, self.spec.hidden_size, dtype=self.dtype, device=device
             )
-            # Where vLLM 0.33 puts it for its graph.
+            # vLLM 0.33 copies the counts here for its captured graph.
             self._num_rejected = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
@@ -81,7 +81,10 @@ class LoadedSpeculator(DFlashSpeculator):
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> DFlashDraftModel:
-        """Load our draft model and let it use the target's vocabulary."""
+        """Load our draft model and let it use the target's vocabulary.
+
+        Also turns on adaptive verification (hook 16) if the device can trim this engine's drafts.
+        """
         with set_model_tag("dflash_head"):
             model = get_model(
                 vllm_config=self._config_of_layers(), model_config=self.draft_model_config
@@ -100,7 +103,7 @@ class LoadedSpeculator(DFlashSpeculator):
         return model
 
     def prepare_context_anchor(self, *where: Any) -> None:
-        """Keep what LiLiCorr reads of the fused rows; captured by vLLM 0.33."""
+        """Copy the fused rows that LiLiCorr reads to `newest_context`; captured by vLLM 0.33."""
         if self.newest_context is None:
             return
         *batch, num_rejected = where
@@ -113,7 +116,8 @@ class LoadedSpeculator(DFlashSpeculator):
         )
 
     def _config_of_layers(self) -> VllmConfig:
-        """To build the drafter's with: attention backend, cache type and loading are its own."""
+        """Config to build the drafter's layers with: they have their own attention backend, cache
+        dtype and load config."""
         whole, speculative = self.vllm_config, self.speculative_config
         cache = whole.cache_config
         if speculative.kv_cache_dtype is not None:
@@ -132,12 +136,12 @@ class LoadedSpeculator(DFlashSpeculator):
 
     @property
     def attn_vllm_config(self) -> VllmConfig:
-        """To build the drafter's metadata with, which go by the largest graph."""
+        """Config to build the drafter's metadata with, whose buffers fit the largest graph."""
         return self._with_larger_graphs(super().attn_vllm_config)
 
     def _with_larger_graphs(self, config: VllmConfig) -> VllmConfig:
-        """A copy of a config for the drafter's graphs: a step verifies fewer rows than it drafts,
-        so the target's largest one would leave the blocks of many requests without."""
+        """Copy of a config for the drafter's graphs. A step drafts more rows than it verifies, so
+        the blocks of many requests would exceed the target's largest graph."""
         config = copy(config)
         graphs = config.compilation_config = copy(config.compilation_config)
         if sizes := graphs.cudagraph_capture_sizes:
@@ -147,7 +151,7 @@ class LoadedSpeculator(DFlashSpeculator):
         return config
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Capture blocks of one width: the lengths of the table are the target's."""
+        """Capture blocks of one width: the table of draft lengths is for the target's graphs."""
         whole, self.vllm_config = self.vllm_config, self._with_larger_graphs(self.vllm_config)
         self.vllm_config.speculative_config = copy(self.speculative_config)
         self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size = None
@@ -164,7 +168,7 @@ class LoadedSpeculator(DFlashSpeculator):
         target_input_buffers: InputBuffers,
         target_attn_groups: list[list[AttentionGroup]],
     ) -> None:
-        """Give each kind of layer metadata of its own."""
+        """Give each kind of layer its own metadata."""
         super().set_attn(
             model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups
         )

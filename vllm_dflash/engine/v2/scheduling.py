@@ -1,8 +1,8 @@
-"""How the scheduler plans for Model Runner V2: a step ahead, whether vLLM schedules ahead or not.
+"""Schedulers for Model Runner V2. They plan one step ahead, synchronous or not.
 
 The device decides what each request's drafts are, and verifies those that are worth it
-(`speculator.py`). The scheduler says whether a block is run, keeps places for drafts, and learns
-from what it hears of them two steps later, for all ranks alike.
+(`speculator.py`). The scheduler decides for all ranks whether a block runs, keeps places for
+drafts, and learns from their outcomes, which arrive two steps later.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from vllm_dflash.planning.step import Outcomes, Step
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
-"""Steps after which workers are told what was learned: soon at first, then now and then."""
+"""Steps between two `learned` messages to workers: at first, and at most. The number doubles."""
 
 
 class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
-    """vLLM's scheduler for V2, where a step is scheduled once the last one's tokens are known."""
+    """Synchronous scheduler for V2: schedules a step once the last one's tokens are known."""
 
     vllm_config: VllmConfig
     max_num_active_reqs: int
@@ -61,40 +61,39 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         width = self._width = mode.draft_width
         self.vllm_config = room_for_blocks(self.vllm_config)
         schedule = self.vllm_config.scheduler_config
-        # vLLM 0.33 lets in as many requests as a step has room for blocks, which it takes to be as
-        # long as the most drafts; those of trees are not.
+        # vLLM 0.33 admits as many requests as a step has room for blocks, and assumes blocks as
+        # long as the maximum number of drafts. With trees, blocks are shorter.
         most = max(self.max_num_active_reqs, schedule.max_num_batched_tokens // (1 + width))
         self.max_num_active_reqs = min(most, mode.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(mode.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
         self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
-        """Workers start it, unless draft lengths are fixed."""
+        """Started by the workers' facts, unless draft lengths are fixed."""
         self._is_fixed = not mode.is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
-        """Tokens of a request whose drafts can be used."""
+        """Maximum length of a request that can use drafts, in tokens."""
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
         self._keeper: EstimatesKeeper | None = None
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
-        """Whether the last step was planned anew; if so, the next output is learned from."""
+        """Whether the last step has a new plan; if so, we learn from the next output."""
         self._repeats_block = False
         self._planned_for: dict[str, int] = {}
-        """Whether the last plan that was no probe runs a block, and the length it gives each
-        request."""
+        """Last plan that was not a probe: whether it runs a block, and each request's length."""
         self._planning_seconds = 0.0
-        """Spent on the last plan."""
+        """Time spent on the last plan."""
         self._draft_rows = 0
-        """Rows of the block behind the last step, which takes part of the next one's time."""
+        """Rows of the last step's block, whose time is part of the next step's."""
         self._news_in, self._news_every = FIRST_NEWS, FIRST_NEWS
-        """Steps until workers are told what was learned, and between two such times."""
+        """Steps until the next `learned` message to workers, and between two of them."""
         self._places: dict[str, int] = {}
-        """Drafts of each request of the last step that the next one is to verify, at most; where
-        they are not as many of each."""
+        """Maximum number of each request's drafts that the next step verifies; empty if it is the
+        same for all."""
 
-    # --- a step is scheduled ----------------------------------------------------------------
+    # --- scheduling a step ------------------------------------------------------------------
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         step, names = scheduler_output, list(scheduler_output.num_scheduled_tokens)
@@ -113,8 +112,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             self._cut_to_places()
 
     def _plan(self, step: SchedulerOutput, names: list[str]) -> Directions:
-        # vLLM 0.33 drafts nothing behind a step whose requests are in their prompts or at their
-        # ends, whatever it is told; so nothing is to be charged, and no probe spent on it.
+        # vLLM 0.33 never drafts after a step whose requests are all in their prompts or at their
+        # ends. So charge nothing for it, and spend no probe on it.
         if getattr(step, "skip_drafts", False):
             step.num_spec_tokens_to_schedule = 0
             return Directions(runs_block=False, could_draft=False, learned=self._news())
@@ -122,19 +121,19 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self._is_anew |= self._trees.num_nodes > 0
         if not self._is_anew:
             return self._repeat(step)
-        # At most, for nobody knows yet how many of the drafts in it are accepted.
+        # Upper bound: it is not known yet how many of the step's drafts are accepted.
         context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         ahead = Ahead(np.zeros_like(limits))
-        # Fixed lengths are what they say: K behind every step.
+        # Fixed lengths: K drafts after every step.
         could_draft = self._is_fixed or self._can_use_drafts(names, context.tolist())
         if could_draft:
             ahead = self._ahead(names, context, limits)
         lengths = ahead.lengths
         if ahead.runs_block and self._trees.num_nodes:
             batch = names, self.requests, context, ends
-            # vLLM 0.32 keeps each request as much room as its block has rows, 0.33 none.
+            # vLLM 0.32 reserves room for each request's block, 0.33 none.
             budget = self.vllm_config.scheduler_config.max_num_batched_tokens
             kept = self.vllm_config.speculative_config.max_num_new_slots_for_drafting
             room = budget - len(names) * kept
@@ -154,7 +153,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             return ahead
         self._repeats_block, self._planned_for = ahead.runs_block, {}
         if limits.any():  # else nothing was chosen
-            # Those that are at their ends are not what others, and the steps to come, go by.
+            # Lengths that a request's own end limits are no guide for later steps and for others:
+            # replace them with the length of the request that has most room.
             freest = int(limits.argmax())
             most = int(ahead.lengths[freest])
             most = self._width if most == limits[freest] else most
@@ -163,8 +163,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         return ahead
 
     def _repeat(self, step: SchedulerOutput) -> Directions:
-        """What was planned a few steps ago; requests that are new since then get what others got
-        most. Without arrays: for the batches of a server that is quicker."""
+        """Repeat the last plan; requests that are new since then get its longest length. Uses no
+        arrays, which is faster for a server's batches."""
         most, could_draft, lengths = max(self._planned_for.values()), self._is_fixed, []
         for name, rows in step.num_scheduled_tokens.items():
             request = self.requests.get(name)
@@ -180,9 +180,9 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         return Directions(runs_block, 0, could_draft, is_anew=False, learned=self._news())
 
     def _best_places(self, ahead: Ahead, of_trees: Ints, context: Ints) -> Ints:
-        """Places for the drafts of each request, [R]: for chains, or for trees of the best of S
-        sizes, [S, R]. Where the device trims, it verifies the nodes that pay; without a plan, trees
-        were asked for."""
+        """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
+        [S, R]. The largest size if the device trims, since it then verifies only the nodes that
+        pay, or if lengths are not planned."""
         if self.planner.trims or not self.planner.is_started:
             return of_trees[-1]
         seconds = self.planner.seconds(of_trees, context)
@@ -190,10 +190,10 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         return ahead.lengths if best is None else of_trees[best]
 
     def _can_use_drafts(self, names: list[str], context_lens: list[int]) -> bool:
-        """Whether any request will be past its prompt behind the step, and not at its end.
+        """Whether any request will be past its prompt after the step, and not at its end.
 
-        Drafts of one that gets fewer than three tokens more, this step's and the one behind a draft
-        among them, could never be used.
+        A request needs three more tokens to use drafts: this step's, a draft, and the bonus token
+        after it.
         """
         return any(
             (request := self.requests.get(name)) is not None
@@ -203,7 +203,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         )
 
     def _news(self) -> Any:
-        """What was learned, if it is time to tell."""
+        """What the planner learned, if a message to the workers is due."""
         self._news_in -= 1
         if self._news_in > 0:
             return None
@@ -215,24 +215,24 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         return directions_of(step).runs_block and step.num_spec_tokens_to_schedule > 0
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Where scheduling waits for drafts, they come with the tokens."""
+        """Cut drafts to their places. Called by vLLM if scheduling is synchronous."""
         super().update_draft_token_ids(draft_token_ids)
         self._cut_to_places()
 
     def _cut_to_places(self) -> None:
-        """Each request's drafts, or vLLM's placeholders for them."""
+        """Cut each request's drafts, or vLLM's placeholders for them, to its places."""
         for name, places in self._places.items():
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
                 request.spec_token_ids = request.spec_token_ids[:places]
 
     def _context_lens(self, names: list[str]) -> Ints:
-        """Tokens of context of each request of a step, as far as they are known by now, [R]."""
+        """Tokens of context of each request of a step, as far as known by now, [R]."""
         requests = [self.requests.get(name) for name in names]
         lens = [request.num_computed_tokens if request else 0 for request in requests]
-        return np.array(lens, dtype=np.int64)  # 0 for one that has ended or was aborted meanwhile
+        return np.array(lens, dtype=np.int64)  # 0 if it has ended or was aborted meanwhile
 
-    # --- its output is there ------------------------------------------------------------------
+    # --- the output of a step -----------------------------------------------------------------
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -252,7 +252,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         return outputs
 
     def shutdown(self) -> None:
-        """The engine ends: keep what was learned."""
+        """Save what was learned when the engine ends."""
         if self._keeper is not None:
             self._keeper.close()
         super().shutdown()
@@ -267,8 +267,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             self._news_in = 0
 
     def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        # In the scheduler's order, which stays as it is as long as the batch does: the worker's has
-        # those in front that have most drafts.
+        # Use the scheduler's order, which is stable while the batch is; the worker puts requests
+        # with most drafts first.
         names, table = list(scheduled.num_scheduled_tokens), OUTCOMES.on(output)
         self.free_drafts, outcomes = {}, None
         if table is not None:
@@ -292,7 +292,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
             if self.planner.trims:
                 step.rows -= int(given.sum() - step.verified.sum())
-            else:  # places that nobody had drafts for take their time as well
+            else:  # places without drafts take time as well
                 step.verified = given
             outcomes = Outcomes.of(table, len(TREE_CUTS))
             if self._trees.num_nodes and not self.planner.trims:
@@ -301,8 +301,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
         if not step.context_lens.all():
-            # Of requests that ended while this step ran: it did read their contexts, and its time
-            # would be taken for something else's.
+            # Some requests ended while this step ran. It did read their contexts, so its time
+            # would be attributed to something else.
             step.target_seconds = 0.0
         with step.timing("planning"):
             estimate = self.planner.observe(step, outcomes)
@@ -312,4 +312,4 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
 
 
 class DFlashAsyncScheduler(DFlashDeviceScheduler, AsyncScheduler):
-    """The same for vLLM's asynchronous one, where a step is scheduled while the last one runs."""
+    """Asynchronous scheduler for V2: schedules a step while the last one runs."""

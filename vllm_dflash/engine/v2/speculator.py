@@ -1,7 +1,7 @@
-"""The speculator for vLLM's Model Runner V2: vLLM's own, around a step of ours (`device_step.py`).
+"""The speculator for vLLM's Model Runner V2: vLLM's own, around our step (`device_step.py`).
 
-What vLLM calls: what is above the line once, when an engine starts, and what is below it in every
-step. `sample_draft` is captured with the drafter's block.
+vLLM calls the methods above the line once, when an engine starts, and those below it in every step.
+`sample_draft` is captured with the drafter's block.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class PlannedSpeculator(LoadedSpeculator):
     """vLLM's speculator with our draft model, chances, free drafts and statistics."""
 
     batch: Batch
-    """Batch of the step that runs, once the target has."""
+    """Batch of the current step, set after the target has run."""
     req_states: RequestState
-    """The model runner's."""
+    """The model runner's request states."""
     draft_token_confidence_probs: torch.Tensor
-    """Chances of what vLLM gets, [max R, W]."""
+    """Chances of the drafts in `handed_over`, [max R, W]."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -53,7 +53,7 @@ class PlannedSpeculator(LoadedSpeculator):
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         drafts = Drafts(self.draft_tokens, self.confidence, self.draft_token_confidence_probs)
         self.handed_over = self.draft_tokens
-        """What vLLM gets, [max R, W]."""
+        """Drafts for vLLM, [max R, W]."""
         self.trees: DraftTrees | None = None
         places, nodes = self.options.num_speculative_tokens, self.options.tree_nodes
         if nodes:
@@ -64,24 +64,24 @@ class PlannedSpeculator(LoadedSpeculator):
         self.statistics = DraftStatistics(places)
         self.warm = WarmState(lambda: (self, self.input_buffers, *self.step.owners()))
         self.candidates: CandidateSampler | None = None
-        """What walks along the candidates of a DFlash 2 or LiLiCorr drafter."""
+        """Chooses among a DFlash 2 or LiLiCorr drafter's candidates, token by token; else None."""
         if (top_k := self.spec.num_candidates) is not None:
             self.candidates = CandidateSampler(self.max_num_reqs, width, top_k, device)
         self.budget: DraftBudget | None = None
-        """How many drafts are verified, where the device trims them."""
+        """How many drafts are verified, if the device trims them; else None."""
         self.directions = Directions(runs_block=True)
-        """Directions for the step that runs."""
+        """Directions for the current step."""
         self.newly_admitted: Collection[str] = ()
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._report: HostCopy | None = None
-        """What became of drafts in the step that runs, on the way to the host."""
+        """Outcomes of drafts in the current step, on the way to the host."""
         self._runs_block = True
         self.num_dummy_requests = 0
-        """Requests of the last dummy run: a graph may have more than were asked for."""
+        """Requests of the last dummy run; a graph may pad them to more than were asked for."""
 
     def before_capture(self, runner: GPUModelRunner) -> None:
-        """All is loaded, no graph is captured. What runs between graphs is compiled here: no
-        request waits for that."""
+        """Called after loading and before graphs are captured. Places hooks 16 and 19, and compiles
+        the kernels that run between graphs, so that no request waits for them."""
         if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(
                 runner.adaptive_verification, self.num_speculative_steps, runner.output_copy_stream
@@ -103,7 +103,7 @@ class PlannedSpeculator(LoadedSpeculator):
     # --- every step -----------------------------------------------------------------------
 
     def expect(self, step: SchedulerOutput) -> None:
-        """A step is about to run."""
+        """Take the directions for a step that is about to run."""
         self.newly_admitted = newly_admitted(step)
         self.directions = directions_of(step)
         if self.trees is not None:
@@ -116,7 +116,7 @@ class PlannedSpeculator(LoadedSpeculator):
     def observe_verification(
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
-        """The target has run: vLLM's numbers of the batch, [R]."""
+        """Take vLLM's slots and counts of the batch, [R] each, after the target has run."""
         states = self.req_states
         texts = states.all_token_ids.gpu, states.total_len.gpu
         numbers = idx_mapping, num_sampled, num_rejected
@@ -134,11 +134,11 @@ class PlannedSpeculator(LoadedSpeculator):
     ) -> torch.Tensor:
         """Store this step's context and draft; arguments and result [R, W] are vLLM's.
 
-        Of a request's W tokens only those count that the scheduler has places for.
+        Only the drafts that the scheduler has places for count.
         """
         count, places = input_batch.num_reqs, num_speculative_tokens
         has_room = True
-        if dummy_run:  # which may have more requests than vLLM's scheduler lets into a step
+        if dummy_run:  # may have more requests than vLLM's scheduler lets into a step
             self.num_dummy_requests = count
             has_room = count * self.num_query_per_req <= self.max_num_tokens
         if self.runs_target_alone or not has_room:
@@ -152,9 +152,9 @@ class PlannedSpeculator(LoadedSpeculator):
                 input_batch,
                 *inputs,
                 dummy_run=dummy_run,
-                # A step without a block is no graph, but stores context all the same.
+                # A step without a block cannot use the graph, but still stores context.
                 is_profile=is_profile or not self._runs_block,
-                # At 0, vLLM 0.33 stores context and is done; 0.32 does not look at it.
+                # At 0, vLLM 0.33 only stores context; 0.32 ignores the number.
                 num_speculative_tokens=places if self._runs_block else 0,
                 **more_inputs,
             )
@@ -171,7 +171,7 @@ class PlannedSpeculator(LoadedSpeculator):
         return self.handed_over[:count]
 
     def _fresh_slots(self) -> torch.Tensor | None:
-        """Those of newly admitted requests, [N]; None in nearly every step."""
+        """Slots of newly admitted requests, [N]; None (in most steps) if there are none."""
         if not self.newly_admitted:
             return None
         slots = self.req_states.req_id_to_index
@@ -188,13 +188,13 @@ class PlannedSpeculator(LoadedSpeculator):
             super()._generate_draft(*args, **kwargs)
 
     def sample_draft(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """The most likely token of each row [Q, H], whatever the temperature. Captured."""
+        """Most likely token of each row, [Q, H] -> [Q], at any temperature. Captured."""
         confidence = self.confidence.view(-1)[: len(hidden_states)]  # [Q]
         if self.candidates is not None:
             logits, drafts = self._walk(hidden_states)
         elif self.use_local_argmax_reduction:
-            # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
-            # of NaN are neither seen nor counted; they are verified like others.
+            # Lengths are fixed, so nothing uses the confidence. Only ids come back, so drafts from
+            # NaN logits are not detected or counted; they are verified like others.
             confidence.fill_(1.0)
             return self.model.get_top_tokens(hidden_states)
         else:
@@ -206,8 +206,8 @@ class PlannedSpeculator(LoadedSpeculator):
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [Q], chosen one after the other, behind the scores [Q, C] of the candidates that
-        each was chosen from."""
+        """Scores of each row's candidates, [Q, C], and the tokens chosen from them one after the
+        other, [Q]."""
         assert self.candidates is not None
         width = self.num_speculative_steps
         count = len(hidden_states) // width
@@ -231,13 +231,13 @@ class PlannedSpeculator(LoadedSpeculator):
             self.temperature,
             self.seeds,
             self.draft_tokens,
-            None,  # no distribution is kept: drafts are the likeliest tokens
+            None,  # keep no distribution: drafts are the likeliest tokens
             self.use_fp64_gumbel,
         )
-        # Scores behind what was chosen.
+        # Scores given the tokens that were chosen.
         return self.candidates.scores[:count].flatten(0, 1), self.draft_tokens[:count].flatten()
 
     def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
-        """The output of the step that ends, which sees to it that its drafts are counted."""
+        """Wrap the output of the step that ends, so that its drafts are counted."""
         report, self._report = self._report, None
         return output if report is None else CountedOutput(output, report, self.statistics)

@@ -1,10 +1,10 @@
-"""What the requests' own texts predict, looked up on the device; on V1: `planning.texts`.
+"""Looks up on the device what the requests' own texts predict; on V1: `planning.texts`.
 
-There is no index: each step reads all of each text once, 4 bytes a token. Of a step of 6 ms, 1% is
-60 us. In these a GPU reads 180 MB of its own memory at 3 TB/s: 45 million tokens of running texts,
-which is 256 requests of 176,000 each. Only with more would an index pay for its memory. Over PCIe,
-at 50 GB/s, it would be 3 MB: 750,000 tokens, or 256 requests of 2,900. So texts have to lie in
-device memory: 134 MB for 256 requests of up to 131,072 tokens.
+There is no index: each step reads all of each text once, 4 bytes per token. 1% of a 6 ms step is
+60 us, in which a GPU reads 180 MB of its own memory at 3 TB/s: 45 million tokens of running texts,
+which is 256 requests of 176,000 tokens each. Only with more would an index be worth its memory.
+Over PCIe, at 50 GB/s, it would be 3 MB: 750,000 tokens, or 256 requests of 2,900. So texts must be
+in device memory: 134 MB for 256 requests of up to 131,072 tokens.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 TILE = 1024
-"""Places that are compared at a time."""
+"""Places in a text that are compared at a time."""
 MOST_PROGRAMS = 4096
-"""That share the texts of a batch; more than a GPU runs at once."""
+"""Maximum number of programs that scan a batch's texts; more than a GPU runs at once."""
 MOST_TEXT_BYTES = 2 << 30
 
 
@@ -52,12 +52,12 @@ def _scan(  # type: ignore[no-untyped-def]
         match = tl.zeros([TILE], tl.int64)
         size = 0
         while (size < LONGEST) & (tl.max(still.to(tl.int32), axis=0) > 0):
-            # Before its beginning a text has no token, and no match goes on there.
+            # A match ends where the text begins: -1 is no token.
             token = tl.load(text + place - size, mask=still & (place >= size), other=-1)
             still = token == tl.load(text + last - size)
             match += still.to(tl.int64)
             size += 1
-        # The longest counts, and of equally long ones the last.
+        # The longest match wins; of equally long ones, the last.
         found = tl.maximum(found, tl.where(match >= SHORTEST, (match << 32) | (place + 1), 0))
     tl.store(best + request * stride_best + part, tl.max(found, axis=0))
 
@@ -86,7 +86,8 @@ def _predict(  # type: ignore[no-untyped-def]
     is_part = is_running & (part < num_parts)
     found = tl.max(tl.load(best + request * stride_best + part, mask=is_part, other=0), axis=0)
     match, start = found >> 32, found & 0xFFFFFFFF
-    # It goes round where the text repeats itself; without a match it is the last token again.
+    # Past the end of the text, repeat from the start of the prediction; without a match, repeat
+    # the last token.
     place = tl.where(match > 0, start + draft % tl.maximum(end - start, 1), end - 1)
     is_draft = draft < K
     token = tl.load(texts + slot * stride_texts + place, mask=is_running & is_draft, other=0)
@@ -95,19 +96,19 @@ def _predict(  # type: ignore[no-untyped-def]
 
 
 class TextLookUp:
-    """Finds where the last tokens of texts stood before, and what followed them there."""
+    """Finds where a text's last tokens occurred before, and what followed them there."""
 
     def __init__(self, max_requests: int, max_len: int, width: int, device: torch.device) -> None:
-        """For so many requests of a batch, texts of so many tokens, K drafts each."""
-        # What was found last, in the batch's order: K tokens, and how many stood before as they do
-        # now; 0: the tokens are the text's last one, since ids go straight into a model.
+        """Allocate for `max_requests` in a batch, texts of `max_len` tokens, and K drafts each."""
+        # Results of the last look-up, in the batch's order: K predicted tokens, and the length of
+        # the match. If that is 0, the tokens repeat the text's last one, since models read them.
         self.tokens = torch.zeros(max_requests, width, dtype=torch.int64, device=device)
         self.matches = torch.zeros(max_requests, dtype=torch.int32, device=device)
         most_parts = min(triton.cdiv(max_len, TILE), MOST_PROGRAMS)
         self._best = torch.zeros(max_requests, most_parts, dtype=torch.int64, device=device)
 
     def look_up(self, batch: Batch) -> None:
-        """Write `tokens` and `matches` of R requests; other rows are left alone."""
+        """Write `tokens` and `matches` of R requests; other rows are not written."""
         num_requests = len(batch.slots)
         most_parts, width = self._best.shape[1], self.tokens.shape[1]
         num_parts = min(most_parts, MOST_PROGRAMS // max(1, num_requests) or 1)
@@ -130,7 +131,7 @@ class TextLookUp:
 
 
 def has_room_for_texts(num_requests: int, most_tokens: int) -> bool:
-    """Whether texts of so many requests are kept on the device; a line in the log if not."""
+    """Whether the device has room for the texts of `num_requests`; logs a warning if not."""
     size = num_requests * most_tokens * torch.int32.itemsize
     if size > MOST_TEXT_BYTES:
         logger().warning(
@@ -144,9 +145,9 @@ def has_room_for_texts(num_requests: int, most_tokens: int) -> bool:
 
 
 def keep_texts_on_device(states: RequestState) -> None:
-    """Hook 15: look-ups read all of a request's text, which vLLM keeps in the host's memory.
+    """Move request texts to device memory (hook 15): look-ups read all of a text each step.
 
-    Before the runner hands the table to anybody.
+    vLLM keeps them in host memory. Call this before the runner passes the tensor on.
     """
     texts = states.all_token_ids
     shape = states.max_num_reqs, states.max_model_len

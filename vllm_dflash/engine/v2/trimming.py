@@ -1,15 +1,15 @@
-"""Drafts that the device trims: whether it can, and how many of a step's are verified.
+"""Trimming drafts on the device: whether it is possible, and how many a step verifies.
 
 vLLM's adaptive verification splits a budget of rows among the drafts of a batch on the device, by
-their chances, in graphs that take ragged batches. Its budget comes from a table of times and from
-the chances of one step; ours from `planning/budget.py`, by what steps take with the contexts at
-hand, and may be nothing.
+their chances, in graphs that take ragged batches. vLLM's budget comes from a table of times and the
+chances of one step. Ours comes from `planning/budget.py`, depends on what steps cost at the current
+context lengths, and may be 0.
 
 Whether such graphs can be captured depends on the backend of every attention layer, which is chosen
-while the models are loaded. Who copies the setting (the acceptance estimator, the rejection
-sampler, metadata builders) does so after the drafter is loaded; so that is when it is decided here.
-Where it does not hold, graphs are there for a few lengths (`config/engine_settings.py`): all
-requests of a step take one of these, or run in pieces; without full graphs, any length will do.
+while the models are loaded. The acceptance estimator, the rejection sampler and metadata builders
+copy the setting after the drafter is loaded, so we decide right after loading it. If trimming is
+not possible, there are graphs for a few lengths (`config/engine_settings.py`): all requests of a
+step share one of these, or the step runs piecewise. Without full graphs, any length is fine.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from vllm_dflash.planning.costs import StepCosts
 Layers = Mapping[str, AttentionLayerBase]
 
 TELLS_HOST = hasattr(adaptive_verification, "AdmittedDraftCounts")
-"""Whether vLLM's samplers may share a batch whose drafts are trimmed: from 0.33 on."""
+"""Whether ranks may share the sampling of a batch with trimmed drafts (vLLM 0.33 and later)."""
 
 
 def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | None:
-    """Why this engine's drafts are not trimmed on the device; None where they can be, on all ranks.
+    """Reason why this engine's drafts are not trimmed on the device; None if all ranks can trim.
 
-    To be asked on every rank alike, when both models are loaded. `target_names` are the target's
+    Every rank must call this, after both models are loaded. `target_names`: names of the target's
     attention layers.
     """
     options = Mode.of(config)
@@ -72,15 +72,15 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:
-    """Why vLLM's adaptive verification does not hold here; None where it does.
+    """Reason why vLLM's adaptive verification is not possible here; None if it is.
 
-    vLLM would stop with an error for each of these, naming an option that nobody has written.
+    vLLM would stop with an error for each of these, and name an option that the user did not set.
 
     Args:
-        config: as the engine was started with.
-        target: attention layers of the target by name, with their backends.
-        drafter: those of the drafter.
-        max_query_len: rows of a request that is verified, 1 + K.
+        config: the config that the engine was started with.
+        target: the target's attention layers by name, with their backends.
+        drafter: the drafter's attention layers by name.
+        max_query_len: maximum rows of a request that is verified, 1 + its drafts.
     """
     if not config.compilation_config.cudagraph_mode.has_full_cudagraphs():
         return "full CUDA graphs are off"
@@ -100,11 +100,11 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     turned_on = copy(config)
     turned_on.speculative_config = copy(config.speculative_config)
     assert turned_on.speculative_config is not None
-    turned_on.speculative_config.enable_adaptive_verification = True  # backends look at it
+    turned_on.speculative_config.enable_adaptive_verification = True  # backends read it
     ragged = get_varlen_cudagraph_unsupported_backend(groups[:1], turned_on, max_query_len)
     if ragged is not None:
         return f"{ragged[0]} has no CUDA graphs for ragged batches"
-    # vLLM asks the target alone, and then captures what all layers can do.
+    # vLLM checks only the target's layers, but captures what all layers support.
     support = get_attn_cg_support(groups, turned_on)
     if support.min_cg_support.value < AttentionCGSupport.UNIFORM_BATCH.value:
         return f"{support.min_cg_attn_backend} has no full CUDA graphs for batches of drafts"
@@ -112,7 +112,7 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
 
 
 def groups_of(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
-    """A group for each layer, with the class of its metadata builder, which is what is asked."""
+    """One group per layer, with the class of its metadata builder, which vLLM's checks ask."""
     for name, layer in layers.items():
         spec = layer.get_kv_cache_spec(config)
         if spec is None:  # it shares another layer's cache
@@ -123,11 +123,8 @@ def groups_of(config: VllmConfig, layers: Layers) -> Iterator[AttentionGroup]:
 
 
 def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
-    """Lengths that the scheduler may give the drafts of all requests of a step; ascending. Chains
-    have from 0 to K, trees may have more.
-
-    Once graphs are captured.
-    """
+    """Draft lengths that all requests of a step can share, ascending: from 0 to K for chains, and
+    more for trees. Call this after graphs are captured."""
     if runner.adaptive_verification is not None:
         return [0, max_draft]  # the device trims what is not worth it
     manager = runner.cudagraph_manager
@@ -139,36 +136,36 @@ def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
 
 
 class DraftBudget(AdaptiveVerificationManager):
-    """Stands for vLLM's in a runner. All ranks decide alike: by like chances, and costs they are
-    sent."""
+    """Replaces vLLM's manager in a runner. All ranks decide alike: they have the same chances, and
+    are sent the same costs."""
 
     costs: StepCosts | None = None
-    """What steps take; None until that is known."""
+    """Costs of steps; None until they are measured."""
     directions = Directions(runs_block=False)
-    """Directions for the step that runs."""
+    """Directions for the current step."""
     recent: RecentChances
     rows_of_block: int
     """1 + K."""
     _share = 1.0
-    """Drafts that the last budget which was worked out had room for, of all that there were."""
+    """Share of the drafts that the last computed budget had room for."""
     _min_verified = 0
-    """Drafts to verify whatever they seem worth: what the step before had directed."""
+    """Minimum number of drafts to verify, from the previous step's directions."""
     _had_block = False
-    """Whether a block was run in the last step."""
+    """Whether the last step ran a block."""
     _steps = 0
     _began: Ints
-    """The first step behind each slot's prompt: until the second after it, chances that the host
-    has are those of a chunk, which has no drafts, or of who had the slot before."""
+    """First step after each slot's prompt. The step before it is the first whose chances count:
+    earlier ones are of a prompt's chunk, which has no drafts, or of the slot's last request."""
     _sent: deque[Sent]
-    """Chances that were sent, the oldest ones first. Those of three steps ago have arrived: tokens
-    of a later step have, which were sent on the same stream. All ranks go by them, and none by what
-    happens to be there."""
+    """Chances on their way to the host, oldest first. Those of three steps ago have arrived, since
+    tokens of a later step have, on the same stream. All ranks use these, and not whatever has
+    arrived, so that they decide alike."""
 
     @classmethod
     def instead_of(
         cls, whole: AdaptiveVerificationManager, width: int, copy_stream: torch.cuda.Stream
     ) -> DraftBudget:
-        """Set up as vLLM's is, for blocks of K drafts; `copy_stream`: that of vLLM's outputs."""
+        """Copy vLLM's manager, for blocks of K drafts; `copy_stream`: vLLM's stream for outputs."""
         budget = cls.__new__(cls)
         budget.__dict__.update(vars(whole))
         budget.recent = RecentChances(whole.req_states.max_num_reqs, whole.num_speculative_steps)
@@ -178,17 +175,16 @@ class DraftBudget(AdaptiveVerificationManager):
         return budget
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
-        """None of vLLM's, by whose times nothing is decided here: half a minute of a start. And
-        their blocks would have more rows than there is room for, where graphs have a request for
-        each row.
+        """Skip vLLM's profiling, which takes half a minute at start: its times are not used here.
+        Its blocks would also have more rows than fit if graphs have a request for each row.
         """
         return iter(())
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
-        """Nothing was timed: costs are sent once they are measured (`engine/profile.py`)."""
+        """Do nothing: `costs` are set once they are measured (`engine/profile.py`)."""
 
     def expect(self, directions: Directions) -> None:
-        """A step with these directions is about to run."""
+        """Take the directions for a step that is about to run."""
         self._had_block = self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
         self._steps += 1
@@ -198,7 +194,7 @@ class DraftBudget(AdaptiveVerificationManager):
             self.costs.records[:] = directions.learned.costs
 
     def add_request(self, req_idx: int) -> None:
-        """A new request is in this slot: drafts that it comes with are placeholders."""
+        """Clear a slot for a new request, whose first drafts are placeholders."""
         self._before_writing()
         self._confidence_probs[req_idx].fill_(0.0)
         self.recent.forget(req_idx)
@@ -209,8 +205,8 @@ class DraftBudget(AdaptiveVerificationManager):
             self._sent[-1].chances.before_writing()
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: InputBatch) -> None:
-        """Keep chances of a step's drafts, and send them to the host. vLLM's own waits here for
-        those of the step before, with that step's tokens at hand."""
+        """Keep the chances of a step's drafts, and start copying them to the host. vLLM's own
+        manager waits here for those of the step before."""
         self._before_writing()
         rows = confidence_probs[: input_batch.num_reqs]
         self._confidence_probs[input_batch.idx_mapping] = rows
@@ -221,9 +217,9 @@ class DraftBudget(AdaptiveVerificationManager):
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        """Rows of the step, once its drafts are trimmed to the budget; vLLM's arguments.
+        """Choose a budget, and return the step's rows after trimming; vLLM's arguments.
 
-        Until costs are known, while vLLM warms up, all drafts are verified.
+        All drafts are verified until costs are known (during vLLM's warm-up).
         """
         names, states = list(num_tokens_per_req), self.req_states
         count = len(names)
@@ -253,13 +249,13 @@ class DraftBudget(AdaptiveVerificationManager):
     def _best(
         self, slots: Ints, drafts: Ints, others: Ints, most: int, context: Ints, decodes: Bools
     ) -> int:
-        """Drafts to verify, of R requests in these slots, with so many drafts and other rows, and
-        contexts so long, of which some decode, [R]."""
+        """Number of drafts to verify, `most` at most. For each of R requests, [R]: its slot, its
+        numbers of drafts and other rows, its tokens of context, and whether it decodes."""
         assert self.costs is not None
         count = len(slots)
         if self._sent and self._sent[0].step <= self._steps - ARRIVED:
             step, had_block, sent = self._sent[0]
-            # Chances of a step without a block say nothing of drafts that have one behind them.
+            # Chances of a step without a block say nothing about a block's drafts.
             known = slots[(had_block == self._had_block) & (self._began[slots] <= step + 1)]
             if len(known):
                 self.recent.add(known, sent.wait()[known])
@@ -277,7 +273,7 @@ class DraftBudget(AdaptiveVerificationManager):
         return 0
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
-        """Split the budget on the device: vLLM's arguments, and its result."""
+        """Split the budget on the device; vLLM's arguments and result."""
         *parts, budget = self._batch_budget
         rows = np.array([[*map(part.__getitem__, req_ids)] for part in parts], np.int32)
         self._split(idx_mapping, async_tensor_h2d(rows, idx_mapping.device), budget)
@@ -286,7 +282,7 @@ class DraftBudget(AdaptiveVerificationManager):
         if not TELLS_HOST:
             return found
         admitted = None
-        # The host knows where all are admitted or none.
+        # The host knows the counts if all are admitted or none.
         if self._copy_admitted_drafts_to_host and 0 < budget < rows[0].sum():
             counts = self._batch_draft_capacity[: len(req_ids)]
             torch.sub(ends[1:], ends[:-1], out=counts).sub_(self.num_bonus_tokens)
@@ -298,7 +294,7 @@ class DraftBudget(AdaptiveVerificationManager):
         split(self._confidence_probs, slots, rows, budget, self.num_bonus_tokens, *ends)
 
     def warm_up(self) -> None:
-        """Compile how a budget is split, of few requests and of many: here nobody waits for it."""
+        """Compile the split of a budget for few requests and for many, before any request waits."""
         device = self._confidence_probs.device
         for count in (1, len(self._confidence_probs)):
             rows = torch.ones(2, count, dtype=torch.int32, device=device)

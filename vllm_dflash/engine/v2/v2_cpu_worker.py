@@ -1,4 +1,4 @@
-"""The worker with Model Runner V2 on CPUs; the GPU's must not import it (`cpu_worker.py`)."""
+"""CPU worker for Model Runner V2; the GPU worker must not import it (`cpu_worker.py`)."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from vllm_dflash.engine.v2.v2_workers import V2Worker
 
 
 class V2CPUWorker(V2Worker, DraftingCPUWorker):
-    """On CPUs, where kernels run in Triton's interpreter."""
+    """V2 worker for CPUs, where kernels run in Triton's interpreter."""

@@ -1,4 +1,4 @@
-"""Profile at start-up on V2, whose drafter and context store are one graph."""
+"""Profile at start-up on V2, where the drafter and the context store are one graph."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ FREE = Curve.of(np.array([1, 2]), np.zeros(2))
 
 @torch.inference_mode()
 def profile_v2(runner: GPUModelRunner) -> StepCosts:
-    """The same for Model Runner V2, whose draft step is one graph: blocks and context together.
+    """Measure step costs on Model Runner V2, where one graph drafts blocks and stores context.
 
-    Its dummy runs go through both models, so the drafter is what they take longer with it.
+    Dummy runs go through both models, so the drafter's cost is the difference to runs without it.
     """
     max_requests, block_rows = runner.max_num_reqs, runner.speculator.num_query_per_req
     most = min(runner.max_num_tokens, max_requests * block_rows)
-    # A batch of more rows than requests is drafted like a full one: two rows of one, like one.
+    # With more rows than requests, a batch drafts no more than a full one: with 1 request, 2 rows
+    # draft as much as 1.
     few = [rows for rows in STEPS if rows <= max(min(max_requests, most // block_rows), 2)]
     few = [rows for rows in few if _has_room_for_blocks(runner, rows)]
     verify, whole = _dummy_steps(runner)
     target = measure_curve(verify, profiled_rows(max_requests, most))
     both = measure_curve(whole, few)
     seconds = np.maximum(both.seconds - target.at(both.counts), 0.0)
-    # Of a dummy batch that decodes, vLLM gives each request as many: a block's, or a tree's. But
-    # a graph for requests of any lengths is run with a request for each row.
+    # vLLM gives each request of a decoding dummy batch the rows of a block or a tree. But a graph
+    # for requests of any lengths is run with one request for each row.
     rows = 1 + runner.num_speculative_steps
 
     def num_requests() -> int:
@@ -59,8 +60,8 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
 
 
 def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:
-    """Whether a dummy run of so many rows has room for its blocks. A graph for requests of any
-    lengths has one for each of its rows, padding included."""
+    """Whether a dummy run of `rows` rows has room for its blocks. A graph for requests of any
+    lengths has a request for each of its rows, padding included."""
     manager = runner.cudagraph_manager
     sizes = [size for size in (manager.captured_token_counts() if manager else ()) if size >= rows]
     requests = min([*sizes, rows][0], runner.max_num_reqs)
@@ -69,10 +70,10 @@ def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:
 
 @torch.inference_mode()
 def ragged_seconds(runner: GPUModelRunner) -> float:
-    """What a step takes longer, on V2, whose requests do not have as many rows each as the others.
+    """Extra time of a step whose requests have different numbers of rows, in seconds.
 
-    Where graphs are captured for some numbers of rows a request, a batch that mixes them runs
-    piece by piece. Nothing where no step has such a graph, or all have.
+    If graphs are captured for certain numbers of rows per request, a batch that mixes them runs
+    piecewise. 0 if no step has such a graph, or all have.
     """
     manager, most = runner.cudagraph_manager, runner.max_num_tokens
     counts = {graph.uniform_token_count for graph in manager.graphs} if manager else set()
@@ -87,8 +88,8 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
         return fastest(run, before=run)
 
     alike = seconds(requests * rows, uniform=True)
-    # A dummy batch has as many requests as it may, and one row more or less of some: so a row
-    # fewer than such a batch has is a ragged one.
+    # A dummy batch has the maximum number of requests, whose rows differ by one at most. So one
+    # row less than the uniform batch makes it ragged.
     most_requests, runner.max_num_reqs = runner.max_num_reqs, requests
     try:
         apart = seconds(requests * rows - 1)
@@ -98,31 +99,31 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
 
 
 def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Steps of V2 for some number of rows, and as much context of each request: of the target and
+    """Functions that run a dummy step with given rows and context per request: of the target and
     its head alone, and with a block."""
     prepare, unadapted = runner.prepare_dummy_attn, Unadapted(runner.model)
 
     def whole(rows: int, context: int = 0, *, uniform: bool = False) -> None:
-        # Rows with a context are those of one request, unless there is a graph for any lengths.
+        # Rows with context belong to one request, unless a graph takes requests of any lengths.
         uniform = uniform or (context > 0 and rows > 1)
 
         def prepare_rows(batch: InputBatch, *args: Any) -> Any:
-            # vLLM marks all as padding, which no expert is run for.
+            # vLLM marks all rows as padding, for which no expert runs.
             batch.is_padding[:rows].fill_(False)
             return prepare(batch, *args)
 
         runner.prepare_dummy_attn = prepare_rows
-        try:  # of random tokens: the same ones would go to the same experts
+        try:  # random tokens: equal ones would go to the same experts
             hidden, _ = runner._dummy_run(
                 rows,
                 context_len=context,
                 uniform_decode=uniform,
-                skip_eplb=True,  # whose counts of experts are those of requests
+                skip_eplb=True,  # it counts the experts that requests use
                 randomize_inputs=True,
             )
         finally:
             runner.prepare_dummy_attn = prepare
-        with unadapted:  # a token of each row is sampled, in vLLM's chunks of memory
+        with unadapted:  # sample a token for each row, in vLLM's chunks
             for chunk in hidden[:rows].split(get_max_chunk_logits(runner.vocab_size)):
                 runner.model.compute_logits(chunk).argmax(dim=-1)
         torch.accelerator.synchronize()

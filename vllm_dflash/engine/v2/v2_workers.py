@@ -1,4 +1,4 @@
-"""The workers with Model Runner V2: the device decides."""
+"""Workers for Model Runner V2, on which the device decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vllm_dflash.vllms_own import SWITCH_OFF
 
 
 class V2Worker(DraftingWorker):
-    """On any platform."""
+    """V2 worker for any platform."""
 
     seams = V2_WORKER
     model_runner: GPUModelRunner
@@ -30,7 +30,7 @@ class V2Worker(DraftingWorker):
     _says_chains_only = False
 
     def attach(self) -> PlannedSpeculator:
-        """Hooks 10 and 15."""
+        """Replace the runner's speculator (hook 10) and keep texts on the device (hook 15)."""
         runner = self.model_runner
         expect_drafter(runner.speculator, DFlashSpeculator)
         drafter = runner.speculator = PlannedSpeculator(self.vllm_config, self.device)
@@ -45,20 +45,20 @@ class V2Worker(DraftingWorker):
         mend_scored_verification(self.model_runner)  # hook 18
         self.drafter.before_capture(self.model_runner)  # hooks 16 and 19
         took = super().compile_or_warm_up_model()
-        # vLLM's warm-up decodes on GPUs, where what comes of its drafts says nothing of users'.
+        # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.
         self.drafter.step.slots.forget_all()
-        # Said with the first step that somebody reads: on GPUs vLLM warms up by steps, too.
+        # Set after warm-up: on GPUs it runs steps too, and nobody reads their output.
         trees = self.drafter.trees
         self._says_chains_only = trees is not None and not trees.is_attached
         return took
 
     def measure(self) -> StepCosts:
-        """By dummy batches."""
+        """Measure step costs with dummy batches."""
         return profile_v2(self.model_runner)
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """The scheduler plans: it is told with the first tokens. The device's budget goes by costs,
-        too."""
+        """Send the costs to the scheduler, which plans, with the first output. The device's budget
+        uses them, too."""
         if self.drafter.budget is not None:
             self.drafter.budget.costs = costs
         self._facts_to_send = WorkerFacts(
@@ -75,7 +75,7 @@ class V2Worker(DraftingWorker):
             log_lengths(self._facts_to_send, self.drafter.untrimmed)
 
     def end_step(self, output: Output) -> Output:
-        """Drafts are counted when the tokens are there."""
+        """Attach messages to the output, and count the drafts once its tokens arrive."""
         if self._facts_to_send is not None:
             FACTS.attach(output.model_runner_output, self._facts_to_send)
             self._facts_to_send = None
@@ -86,10 +86,10 @@ class V2Worker(DraftingWorker):
 
 
 class GPUWorker(V2Worker):
-    """On CUDA."""
+    """V2 worker for CUDA."""
 
     def init_device(self) -> None:
-        """Build the model runner. Raises `ValueError` if that would be V1's."""
+        """Build the model runner. Raises `ValueError` if it would be V1."""
         if not self.use_v2_model_runner:
             raise ValueError(
                 "on CUDA, vllm-dflash supports Model Runner V2 only, and this configuration gets"

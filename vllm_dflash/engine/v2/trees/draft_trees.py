@@ -1,13 +1,13 @@
-"""Draft trees in an engine: where they meet vLLM's step, and ours.
+"""Draft trees in an engine: connects them to vLLM's step and to ours.
 
-    place     nodes of the drafts that are verified get their positions       (tree_rows.py)
-    attend    rows see the context and their ancestors                        (tree_attention.py)
-    walk      what was drawn behind each row says which nodes are accepted    (tree_walk.py)
-    settle    K/V and features of these go to where their tokens belong       (tree_move.py)
-    grow      the next trees, of what the drafter thinks likely               (tree_growth.py)
+    place     give the nodes of verified drafts their positions               (tree_rows.py)
+    attend    let rows see the context and their ancestors                    (tree_attention.py)
+    walk      accept the nodes that match the tokens drawn after each row     (tree_walk.py)
+    settle    move K/V and features of accepted nodes to consecutive rows     (tree_move.py)
+    grow      make the next trees from the drafter's likeliest candidates     (tree_growth.py)
 
-None of it waits for the device, and nothing of a step is decided by the host but how many places
-drafts get. Requests that need chains have them beside others' trees.
+The host never waits for the device, and decides only how many places drafts get. Requests that need
+chains get them, in the same batch as others' trees.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier
 
 
 class DraftTrees:
-    """Draft trees of one engine; all drafts are chains until attached, and where refused."""
+    """Draft trees of one engine; all drafts are chains unless `attach` has succeeded."""
 
     is_attached = False
 
     def __init__(
         self, num_slots: int, width: int, places: int, num_nodes: int, device: torch.device
     ) -> None:
-        """For S request slots, blocks of K drafts, W places for drafts, trees of N nodes."""
+        """Allocate S request slots, for blocks of K drafts, W places for drafts, and trees of N
+        nodes."""
         self.slots = TreeSlots(num_slots, width, num_nodes, device)
         of_places = num_slots, width, MOST_CANDIDATES
         self.candidates = Candidates(
@@ -60,15 +61,18 @@ class DraftTrees:
             torch.zeros(of_places, device=device),
         )
         self.tokens = torch.zeros(num_slots, places, dtype=torch.int64, device=device)
-        """Handed over to vLLM, [max R, W]."""
+        """Drafts for vLLM, [max R, W]."""
         self.chances = torch.zeros(num_slots, places, device=device)
-        """Chance of each, if those before it are accepted, for vLLM's trimming, [max R, W]."""
+        """Chance of each draft for vLLM's trimming; their product is survival, [max R, W]."""
         self._paths = Paths(self.slots.paths, self.slots.path_lens)
         self._newcomers: list[tuple[str, bool]] = []
         """New requests, and whether their drafts may be trees."""
 
     def attach(self, runner: GPUModelRunner, drafters: set[str]) -> None:
-        """Hook 19, before graphs are captured; `drafters` are the names of the drafter's layers."""
+        """Attach trees to the runner (hook 19), or log why drafts stay chains.
+
+        Call this before graphs are captured. `drafters`: names of the drafter's layers.
+        """
         config = runner.vllm_config
         layers = {
             name: layer
@@ -80,7 +84,7 @@ class DraftTrees:
             why = why or "it does not hold on another rank"
             logger().warning("drafts are chains, not trees: %s.", why)
             return
-        # Graphs are for whatever comes; to a tree's kernels, a chain is a tree.
+        # Graphs serve all batches, since a chain is a tree to these kernels.
         attend_to_trees(layers, self.slots)
         self._mover = CacheMover(cached_layers(runner, layers))
         self._states = runner.req_states
@@ -93,14 +97,15 @@ class DraftTrees:
     # --- every step -------------------------------------------------------------------------
 
     def expect(self, step: SchedulerOutput) -> None:
-        """A step is about to run."""
+        """Note the new requests of a step that is about to run."""
         self._newcomers = [
             (new.req_id, self.is_attached and may_branch(new.sampling_params))
             for new in step.scheduled_new_reqs
         ]
 
     def _prepare_attn(self, runner: GPUModelRunner, batch: InputBatch) -> Any:
-        """In the place of the runner's, whose K/V slots are those of consecutive tokens."""
+        """Replaces the runner's method: runs it, then writes the nodes' positions. K/V slots stay
+        those of consecutive tokens."""
         found = GPUModelRunner.prepare_attn(runner, batch)
         if self._newcomers:
             slots = [self._states.req_id_to_index[name] for name, _ in self._newcomers]
@@ -115,11 +120,11 @@ class DraftTrees:
         return found
 
     def settle(self, batch: InputBatch, features: list[torch.Tensor] | None) -> None:
-        """The target has run, and what it accepts is known: it becomes consecutive tokens.
+        """Make accepted nodes consecutive tokens, after the target has run and the walk is done.
 
         Args:
-            batch: of R requests.
-            features: of the target's taps, [T, H] each.
+            batch: R requests.
+            features: features of the target's taps, [T, H] each.
         """
         if not (self.is_attached and batch.num_draft_tokens):
             return
@@ -134,12 +139,12 @@ class DraftTrees:
         confidence: torch.Tensor,
         target_ids: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Note the candidates of R blocks, and return the likeliest of each row. Captured.
+        """Store the candidates of R blocks, and return each row's likeliest, [R * K]. Captured.
 
         Args:
-            logits: over the drafter's vocabulary.
-            confidence: out, probability of the likeliest, [R * K].
-            target_ids: columns of logits to token ids.
+            logits: logits over the drafter's vocabulary, [R * K, V].
+            confidence: out: probability of the likeliest candidate, [R * K].
+            target_ids: maps columns of the logits to token ids.
         """
         tokens, probabilities = (each.flatten(0, 1)[: len(logits)] for each in self.candidates)
         columns = torch.empty_like(tokens)
@@ -148,6 +153,6 @@ class DraftTrees:
         return tokens[:, 0]
 
     def grow(self, slots: DraftSlots, batch: Batch, chosen: Drafts, *, has_block: bool) -> None:
-        """Make trees of what was chosen, where they may be, for `tokens` and `chances`."""
+        """Make trees of the chosen drafts, if they may be trees; writes `tokens` and `chances`."""
         handed_over = self.tokens, self.chances
         grow(self.slots, slots, batch, chosen, self.candidates, handed_over, has_block=has_block)

@@ -1,20 +1,20 @@
-"""How a target's attention layers attend to draft trees: whose backends can, and what they do.
+"""Attention of a target's layers to draft trees: which backends support it, and how it works.
 
-vLLM's layers call `impl.forward` with the batch's metadata, which are on the device. In steps that
-verify drafts `TreeAttention` stands for it:
+vLLM's layers call `impl.forward` with the batch's metadata, which are on the device.
+`TreeAttention` replaces it. In steps that verify drafts, it computes
 
-- context and bonus token: FlashAttention 3's function for ragged batches, not causal, with keys up
-  to the bonus token; for other layers a kernel of ours (`tree_context.py`). Those are layers with a
-  window (a node's position is by its depth, FlashAttention's by its row), other versions of
-  FlashAttention, and TRITON_ATTN, whose kernel reads the whole context serially for rows like these
-  and gives no sums.
-- nodes: `tree_nodes.py`, which goes on from there. Sinks come in here, once.
+- context and bonus token: with FlashAttention 3's function for ragged batches, not causal, with
+  keys up to the bonus token; for other layers with our kernel (`tree_context.py`). These are layers
+  with a window (a node's position depends on its depth, FlashAttention's on its row), other
+  versions of FlashAttention, and TRITON_ATTN, whose kernel reads the whole context serially for
+  such rows and returns no sums.
+- nodes: with `tree_nodes.py`, which continues from there and applies sinks, once.
 
-Requests without a tree are chains to these kernels. Beside prompts, whose rows are too many, vLLM's
-forward runs for all, and rows of trees are then written again.
+If a batch has prompts, with too many rows for these kernels, vLLM's forward runs for all requests,
+and the rows of trees are then written again.
 
-A chain is a tree to these kernels, so steps of both kinds share their graphs: CUDA graphs hold what
-`forward` called when they were captured.
+A chain is a tree to these kernels, so steps with and without trees share graphs: a CUDA graph
+replays what `forward` called when it was captured.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
 Layers = Mapping[str, AttentionLayerBase]
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
-"""Backends whose caches have a head's keys and values side by side."""
+"""Backends whose caches hold a head's keys and values side by side."""
 
 
 def refusal(config: VllmConfig, layers: Layers) -> str | None:
-    """Why this target gets chains; None where its attention layers can attend to trees.
+    """Reason why this target gets chains; None if its attention layers can attend to trees.
 
     Args:
-        config: as the engine was started with.
-        layers: attention layers of the target by name, loaded.
+        config: the config that the engine was started with.
+        layers: the target's attention layers by name, after loading.
     """
     parallel = config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -73,19 +73,19 @@ def refusal(config: VllmConfig, layers: Layers) -> str | None:
 
 
 def attend_to_trees(layers: Layers, trees: TreeRows) -> None:
-    """Have layers that were not refused do so from now on; `trees` are persistent tensors."""
+    """Replace `forward` of layers that `refusal` accepts; `trees`: persistent tensors."""
     for layer in layers.values():
         impl: Any = getattr(layer, "impl", None)
         impl.forward = TreeAttention(impl, trees)
 
 
 class TreeAttention:
-    """Stands for `forward` of a layer's implementation."""
+    """Replaces `forward` of a layer's implementation."""
 
     def __init__(self, impl: Any, trees: TreeRows) -> None:
         self.plain: Callable[..., torch.Tensor] = impl.forward
         self.trees = trees
-        window = 1 + impl.sliding_window[0]  # vLLM's are keys behind a row, -1: all
+        window = 1 + impl.sliding_window[0]  # vLLM counts the keys before a row; -1: all
         self.scores = Scores(impl.scale, window, float(impl.logits_soft_cap), impl.sinks)
         has_function = getattr(impl, "vllm_flash_attn_version", None) == 3 and not window
         self.attend: Callable[..., Parts] = _flash_attend if has_function else attend_to_context
@@ -102,7 +102,7 @@ class TreeAttention:
         *scales: Any,
         **more_scales: Any,
     ) -> torch.Tensor:
-        """vLLM's arguments: rows [T, H, D] with padding, and the cache, keys and values in it."""
+        """vLLM's arguments: rows [T, H, D] with padding, and the cache, which has their K and V."""
         has_trees = attn_metadata is not None and attn_metadata.max_query_len > 1
         everybody = has_trees and _are_short(attn_metadata)
         if not everybody:
@@ -120,8 +120,8 @@ class TreeAttention:
 
 
 def _are_short(metadata: Any) -> bool:
-    """Whether no request has more rows than words have bits, nor rows that see those behind them,
-    as images in a prompt may."""
+    """Whether each request has at most `MOST_ROWS` rows, none of which sees later ones, as rows of
+    images in a prompt may."""
     ranges = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
     sees_ahead = any(getattr(metadata, name, None) is not None for name in ranges)
     return metadata.max_query_len <= MOST_ROWS and not sees_ahead
@@ -136,10 +136,10 @@ def _flash_attend(
     *,
     everybody: bool,
 ) -> Parts:
-    """As `attend_to_context` does, with FlashAttention 3.
+    """Do what `attend_to_context` does, with FlashAttention 3.
 
-    vLLM plans how contexts are split when it makes the metadata, for other lengths than these. So
-    it is planned here in each call, as vLLM itself has it where layers' windows differ.
+    vLLM plans how to split contexts when it builds the metadata, for other lengths than these. So
+    each call plans it anew, as vLLM itself does if layers' windows differ.
     """
     from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
@@ -167,13 +167,13 @@ def _flash_attend(
 
 
 def _context_lens(batch: PagedRows, trees: TreeRows, *, everybody: bool) -> torch.Tensor:
-    """Keys that all rows of a request see: context and bonus token; 0 for those that have no
-    business here, [R] int32. Worked out by a batch's first layer, and kept with its metadata."""
+    """Number of keys that all rows of a request see: context and bonus token; 0 for requests that
+    are left out, [R] int32. Computed by a batch's first layer, and kept with its metadata."""
     found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)
     if found is None:
         found = batch.seq_lens - batch.query_start_loc.diff() + 1
         if not everybody:
-            # Behind the batch's are requests that are none, with slots of anybody.
+            # Entries after the batch's requests are padding, with arbitrary slots.
             slots = trees.slots[: len(found)].clamp(0, len(trees.sizes) - 1)
             found *= trees.sizes[slots] > 0
         batch.tree_context_lens = found  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""What rows of draft trees find in the context and the bonus token, which they all see.
+"""Attention of draft trees' rows to the context and the bonus token, which they all see.
 
-Contexts are split into segments (flash-decoding), as many as programs would be idle without; so of
-many requests, a much longer one than the others is not.
+Contexts are split into segments (flash-decoding), only as many as keep all programs busy. So in a
+large batch, no context is split, even one that is much longer than the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
 )
 
 MOST_SEGMENTS = 16
-"""Most parts that a context is split into."""
+"""Maximum number of segments of a context."""
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -106,7 +106,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
         total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
         of_head = cache + kv_head * stride_kv_head
-        # Blocks are looked up ahead of their keys, which then are loaded ahead of their use.
+        # Look up blocks one tile ahead, so that keys can be loaded ahead of their use.
         key = begin + tl.arange(0, KEYS)
         block = blocks_of(block_table, request, stride_table, key, key < end, BLOCK_SIZE)
         for tile_start in range(begin, end, KEYS):
@@ -148,7 +148,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
 
 
 def num_segments(num_tiles: int, num_programs: int) -> int:
-    """Parts of each context: as many as give all programs something to do."""
+    """Number of segments of each context: as many as keep all programs busy."""
     return max(1, min(MOST_SEGMENTS, num_programs // max(1, num_tiles)))
 
 
@@ -162,16 +162,17 @@ def attend_to_context(
     everybody: bool,
     segments: int | None = None,
 ) -> Parts:
-    """What rows find in the context and the bonus token. May be captured.
+    """Attend to the context and the bonus token. May be captured.
 
     Args:
         query: [T, H, D].
-        kv_cache: with all rows of the batch in it, [blocks, K/V heads, block size, 2 D].
-        batch: of R requests.
-        trees: of their slots.
-        scores: of the layer; sinks are left to `attend_to_nodes`.
-        everybody: all requests' rows, at most `MOST_ROWS` of each; else of those with trees.
-        segments: of each context; None: as many as keep the GPU busy.
+        kv_cache: cache that holds all rows of the batch, [blocks, K/V heads, block size, 2 D].
+        batch: R requests.
+        trees: trees by slot.
+        scores: score settings of the layer; sinks are left to `attend_to_nodes`.
+        everybody: True: rows of all requests, at most `MOST_ROWS` each; False: only of those with
+            trees.
+        segments: number of segments of each context; None: as many as keep the GPU busy.
     """
     launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
     if segments is None:

@@ -1,20 +1,20 @@
-"""Draft trees are grown on the device: the N likeliest nodes of a block, best first.
+"""Grows draft trees on the device: the N likeliest nodes of a block, best first.
 
-A drafter gives candidates for each place of its block, whatever is chosen for the places before. A
-node is a candidate behind another node; its survival is the product of the chances down to it.
-Best first: the likeliest of all nodes that could come next is the next one, and what could come
-next is then its child and its sibling, so that 2 candidates come in for one that goes out. That
-gives exactly the N likeliest nodes, a parent before its children.
+A drafter gives candidates for each position of its block, independent of the tokens chosen for the
+positions before. A node is a candidate after another node; its survival is the product of the
+chances along its path. Best first: the likeliest of all possible next nodes is added, and its child
+and its next sibling become possible instead. This gives exactly the N likeliest nodes, parents
+before children.
 
-Nodes of equal depth and parent exclude each other. Of the likeliest candidate, the chance is the
-calibrated one, as in a chain (`choice.py`). The others share what it leaves, as the drafter's
-probabilities have it, and none of them counts as likelier than it.
+Nodes with the same parent exclude each other. The likeliest candidate gets the calibrated chance,
+as in a chain (`choice.py`). The others share the rest, in proportion to the drafter's
+probabilities, and none gets a higher chance than the likeliest.
 
-vLLM's trimming multiplies chances up, draft by draft. What is handed over to it is each node's
-survival over that of the node before it in the list, so the product up to a node is its survival.
-As these never increase, what is cut is a tail of the list, and what is left is a tree.
+vLLM's trimming multiplies chances, draft by draft. So it gets each node's survival divided by that
+of the node before it in the list, and the product up to a node is its survival. Survival never
+increases along the list, so trimming cuts off its end, and what is left is a tree.
 
-Like a chain, a tree follows from what was known before its places were sampled (`choice.py`).
+Like a chain, a tree depends only on what was known before its positions were sampled (`choice.py`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
 
 MOST_CANDIDATES = 8
-"""Most candidates for a place of a block."""
+"""Maximum number of candidates for a position of a block."""
 
 
 class Candidates(NamedTuple):
-    """Candidates for the places of blocks, likeliest first."""
+    """Candidates for the positions of blocks, likeliest first."""
 
     tokens: torch.Tensor
     """[max R, K, C] int64; the first is the block's draft."""
     probabilities: torch.Tensor
-    """By the drafter; 0 where its logits were not finite, [max R, K, C] float32."""
+    """The drafter's probabilities; 0: its logits were not finite, [max R, K, C] float32."""
 
 
 @triton.jit
@@ -94,14 +94,14 @@ def _grow(  # type: ignore[no-untyped-def]
         of_chain = request * K + draft
         token = tl.load(chain + of_chain, mask=draft < K, other=0)
         chance = tl.load(chain_chances + of_chain, mask=draft < K, other=0.0)
-        # Ids go straight into a model.
+        # Models read all W ids, so the rest must be valid.
         token = tl.where(draft < K, token, last)
         tl.store(drafts + request * W + draft, token, mask=draft < W)
         tl.store(chances + request * W + draft, chance, mask=draft < W)
         tl.store(sizes + slot, 0)
         return
 
-    # Chances of candidates behind any node of the place before, [places, ranks].
+    # Chance of each candidate after any node of the position before, [positions, ranks].
     place, rank = tl.arange(0, PADDED_K), tl.arange(0, PADDED_C)
     sure = tl.load(confidence + request * K + place, mask=place < K, other=0.0)
     first = acceptance_of(rates, knots, place, sure, (place < K) & (sure > 0), NUM_KNOTS)
@@ -113,12 +113,12 @@ def _grow(  # type: ignore[no-untyped-def]
     chance = tl.where((rank == 0)[None, :], first[:, None], chance)
 
     node = tl.arange(0, PADDED_N)
-    # What could come next: at 0 behind the bonus token, at i + 1 behind node i.
+    # Possible next nodes: at 0 after the bonus token, at i + 1 after node i.
     value = tl.where(node == 0, tl.sum(tl.where(place == 0, first, 0.0), axis=0), 0.0)
     reached = tl.where(node == 0, 1.0, 0.0)
     its_place = tl.zeros([PADDED_N], tl.int32)
     its_rank = tl.zeros([PADDED_N], tl.int32)
-    # What has come.
+    # Nodes so far.
     seen = tl.zeros([PADDED_N], tl.int64)
     parent_of = tl.full([PADDED_N], -1, tl.int32)
     place_of = tl.zeros([PADDED_N], tl.int32)
@@ -161,7 +161,7 @@ def _grow(  # type: ignore[no-untyped-def]
         reached = tl.where(comes_in, best, reached)
         its_place = tl.where(comes_in, at_place + 1, its_place)
 
-    # Where there are fewer candidates, the last token again, of no chance, behind the bonus token.
+    # If candidates run out: the last token again, after the bonus token, with chance 0.
     is_node = node < N
     at = (request * K + place_of) * C + rank_of
     token = tl.load(candidates + at, mask=is_node & (rank_of >= 0), other=0)
@@ -192,16 +192,16 @@ def grow(
     *,
     has_block: bool,
 ) -> None:
-    """Make trees of the drafts of a batch, where they may be.
+    """Make trees of a batch's drafts, if they may be trees.
 
     Args:
-        trees: out: the trees of the batch's slots; of size 0 where drafts are a chain.
-        slots: whose drafts were chosen, and what chances go by.
-        batch: of R requests.
-        chosen: chains, and the confidence of blocks, [max R, K] each.
-        candidates: of the blocks' places.
-        handed_over: out: tokens and chances, [max R, W] each, as W consecutive drafts.
-        has_block: whether a block was run; no trees are there without.
+        trees: out: the trees of the batch's slots; size 0: the drafts are a chain.
+        slots: what produced each slot's drafts, its bias, and acceptance rates.
+        batch: R requests.
+        chosen: tokens and chances as chains, and the blocks' confidence, [max R, K] each.
+        candidates: candidates for the blocks' positions.
+        handed_over: out: tokens and chances of W consecutive drafts, [max R, W] each.
+        has_block: whether a block was run; without one there are no trees.
     """
     width, num_nodes, places = slots.width, trees.num_nodes, handed_over[0].shape[1]
     num_candidates = candidates.tokens.shape[-1]

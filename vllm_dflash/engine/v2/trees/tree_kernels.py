@@ -1,13 +1,13 @@
-"""What kernels that attend to draft trees share: what they are given, and who does what.
+"""Shared parts of the kernels that attend to draft trees: their inputs, tiles and softmax.
 
-A request has a row for its bonus token and one for each of its nodes. Their keys and values stand
-in the cache one behind the other. All rows see the context and the bonus token, without a mask:
-that is `tree_context.py`, or any other kernel that gives the logarithm of the sum of its weights
-with its output. A node also sees its ancestors and itself: `tree_nodes.py`, for at most 64 nodes.
+A request has a row for its bonus token and one for each of its nodes. Their keys and values are
+consecutive in the cache. All rows see the context and the bonus token, without a mask: that part is
+`tree_context.py`, or any other kernel that also returns the logarithm of the sum of its weights. A
+node also sees its ancestors and itself: `tree_nodes.py`, for at most 64 nodes.
 
-Rows of all query heads of a K/V head are one tile: K and V are read once for them. How many rows
-each request has is known to the device only (vLLM's graphs have places for as many requests as
-rows), so a fixed number of programs shares the tiles that there are.
+A tile has rows of all query heads of a K/V head, so K and V are read once for them. Only the device
+knows how many rows each request has (vLLM's graphs allow as many requests as rows), so a fixed
+number of programs shares the tiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.utils.math_utils import next_power_of_2
 from vllm_dflash.config.speculative_settings import MOST_NODES
 
 MOST_ROWS = 1 + MOST_NODES
-"""Most rows of a request: what a node sees are the bits of a word."""
+"""Maximum rows of a request: the bits of one word say which nodes a node sees."""
 PROGRAMS_PER_PROCESSOR = 2
 FEW_REQUESTS = 64
 
@@ -31,24 +31,24 @@ class TreeRows(Protocol):
     """Trees of S requests with up to N nodes each, by slot."""
 
     slots: torch.Tensor
-    """Slots of the batch's requests, [max R]; those behind the batch's are not looked at."""
+    """Slots of the batch's requests, [max R]; entries after these are ignored."""
     masks: torch.Tensor
-    """Nodes that each node sees, itself among them: bit j is node j, [S, N] int64."""
+    """Nodes that each node sees, itself included: bit j is node j, [S, N] int64."""
     sizes: torch.Tensor
-    """Nodes of each tree; 0: there is none, and rows see all rows before them, [S] int32."""
+    """Nodes of each tree; 0: no tree, and rows see all rows before them, [S] int32."""
 
 
 class RowsOfBatch(Protocol):
-    """What vLLM says of a batch of R requests, on the device."""
+    """vLLM's layout of a batch of R requests, on the device."""
 
     query_start_loc: torch.Tensor
-    """[R + 1] int32."""
+    """First row of each request, and the total, [R + 1] int32."""
     seq_lens: torch.Tensor
-    """Tokens of each request, its rows included, [R] int32."""
+    """Length of each request in tokens, its rows included, [R] int32."""
 
 
 class PagedRows(RowsOfBatch, Protocol):
-    """With the metadata of an attention layer."""
+    """Layout of a batch, with an attention layer's block table."""
 
     block_table: torch.Tensor
     """[R, blocks of a request] int32."""
@@ -56,25 +56,25 @@ class PagedRows(RowsOfBatch, Protocol):
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer weighs what it sees."""
+    """How a layer computes attention scores."""
 
     scale: float
     window: int = 0
     """Tokens that a row sees, itself included; 0: all."""
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
-    """A score of each head that takes part in the softmax and stands for nothing, [H]."""
+    """Score per head that joins the softmax and has no value, [H]."""
 
 
 class Parts(NamedTuple):
-    """What rows found in each of P parts of what they see."""
+    """Attention results of rows for each of P parts of the keys that they see."""
 
     found: torch.Tensor
-    """Contiguous, [P, T, H, D]; not looked at where there was nothing to see."""
+    """Outputs, contiguous, [P, T, H, D]; ignored if no key was visible."""
     log_sums: torch.Tensor
-    """Logarithms of the sums of weights, -inf where there was nothing to see, [P, T, H]."""
+    """Logarithms of the sums of weights; -inf if no key was visible, [P, T, H]."""
     places: int = 0
-    """Places for each request's first rows, instead of T; 0: rows stand as in the batch."""
+    """Rows for each request, so that T is R * places; 0: rows are those of the batch."""
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def last_tiles(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     PADDED_REQUESTS: tl.constexpr,
 ):
-    """Tiles of all requests up to each one, its own included, [PADDED_REQUESTS]."""
+    """Number of tiles up to and including each request's, [PADDED_REQUESTS]."""
     request = tl.arange(0, PADDED_REQUESTS)
     is_request = request < num_requests
     end = tl.load(query_start_loc + 1 + request, mask=is_request, other=0)
@@ -104,7 +104,7 @@ def rows_of(  # type: ignore[no-untyped-def]
     query,  # [T, H, D]
     query_start_loc,
     seq_lens,
-    ends,  # of `last_tiles`
+    ends,  # from `last_tiles`
     tile,
     kv_head,
     most_rows,
@@ -115,14 +115,17 @@ def rows_of(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,
     PADDED_HEAD: tl.constexpr,
 ):
-    """Find the rows of a tile: the request, its number of rows, and its bonus token's position;
-    then, [ROWS] each, rows of the request, query heads, which there are, and rows of the batch; and
-    which numbers of queries there are, and the queries, [ROWS, D]."""
+    """Find the rows of a tile.
+
+    Returns the request, its number of rows, and its bonus token's position; then, [ROWS] each, row
+    of the request, query head, whether the row exists, and row of the batch; then the mask of the
+    queries, and the queries, [ROWS, D] each.
+    """
     request = tl.sum((ends <= tile).to(tl.int32), axis=0)
     first_tile = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
     start = tl.load(query_start_loc + request)
     num_rows = tl.load(query_start_loc + request + 1) - start
-    # While graphs are captured, vLLM's Triton backend says 1 of every request, whatever its rows.
+    # During capture, vLLM's Triton backend sets every request's length to 1, whatever its rows.
     context = tl.maximum(tl.load(seq_lens + request) - num_rows, 0)
     place = (tile - first_tile) * ROWS + tl.arange(0, ROWS)  # row and head of each query
     row = place // GROUP
@@ -138,7 +141,7 @@ def rows_of(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def part_rows(request, row, at, places):  # type: ignore[no-untyped-def]
-    """Where `Parts` have rows of a request that stand there in the batch."""
+    """Rows in `Parts` of a request's rows, which are rows `at` of the batch."""
     return tl.where(places == 0, at, request.to(tl.int64) * places + row)
 
 
@@ -146,15 +149,15 @@ def part_rows(request, row, at, places):  # type: ignore[no-untyped-def]
 def blocks_of(  # type: ignore[no-untyped-def]
     block_table, request, stride_table, key, is_key, BLOCK_SIZE: tl.constexpr
 ):
-    """Blocks of the cache in which keys of a request stand, by their positions."""
+    """Cache blocks of a request's keys, by their positions."""
     of_request = block_table + request.to(tl.int64) * stride_table
     return tl.load(of_request + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
 
 
 @triton.jit
 def seen_by(masks, sizes, slot, node, is_node, NODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Bits of the nodes that each node sees; none where `is_node` is false, as of bonus tokens."""
-    # A shift by more than the word has is undefined, also where it is not looked at.
+    """Bits of the nodes that each node sees; 0 if `is_node` is false, as for bonus tokens."""
+    # Shifts by 64 or more are undefined, even if the result is not used.
     bit = tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)
     chain = (tl.full([1], 2, tl.int64) << bit) - 1
     is_tree = tl.load(sizes + slot) > 0
@@ -165,7 +168,7 @@ def seen_by(masks, sizes, slot, node, is_node, NODES: tl.constexpr):  # type: ig
 
 @triton.jit
 def depth_of(seen):  # type: ignore[no-untyped-def]
-    """Tokens between the bonus token and each node: as many as it sees."""
+    """Depth of each node: the number of nodes that it sees."""
     bit = tl.arange(0, 64).to(tl.int64)
     return tl.sum(((seen[:, None] >> bit[None, :]) & 1).to(tl.int32), axis=1)
 
@@ -173,8 +176,8 @@ def depth_of(seen):  # type: ignore[no-untyped-def]
 @triton.jit
 def weigh(  # type: ignore[no-untyped-def]
     q,  # [ROWS, D]
-    cache,  # of the K/V head
-    at,  # of each key's slot in it
+    cache,  # cache of the K/V head
+    at,  # offset of each key in it
     is_loaded,  # [KEYS]
     visible,  # [ROWS, KEYS]
     best,  # [ROWS]
@@ -186,14 +189,14 @@ def weigh(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,
     PADDED_HEAD: tl.constexpr,
 ):
-    """A tile of keys more: the highest score, the sum of weights, and values as weighed."""
+    """Add a tile of keys: new highest score, sum of weights, and weighted sum of values."""
     dim = tl.arange(0, PADDED_HEAD)
     mask = is_loaded[:, None] & (dim < HEAD_SIZE)[None, :]
     key = cache + at[:, None] + dim[None, :]
     k = tl.load(key, mask=mask, other=0.0).to(q.dtype)
     v = tl.load(key + HEAD_SIZE, mask=mask, other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if HAS_SOFTCAP:  # tanh, by what does not overflow
+    if HAS_SOFTCAP:  # tanh, in a form that does not overflow
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
     scores = tl.where(visible, scores, float("-inf"))
     higher = tl.maximum(best, tl.max(scores, axis=1))
@@ -208,28 +211,28 @@ def weigh(  # type: ignore[no-untyped-def]
 
 VARYING = ["num_requests", "most_rows", "places", "segments", "num_parts", "stride_table"]
 VARYING += ["part_size", "stride_sums_row", "stride_sums_head"]
-"""Differ from batch to batch, so that nothing may be compiled for them."""
+"""Arguments that differ from batch to batch; kernels must not be recompiled for their values."""
 
 
 def tile_of(head_size: int, itemsize: int) -> tuple[int, int, int]:
-    """Rows and keys of a tile, and stages of loops over keys: at 3, those of the next tile are on
-    the way while one is weighed. There is room for all in 99 KiB, which is what GPUs of capability
-    8.6, 8.9 and 12.0 have; others have more."""
+    """Rows and keys of a tile, and stages of loops over keys: with 3, the next tile's keys load
+    while one is computed. All sizes fit in 99 KiB of shared memory, which GPUs of capability 8.6,
+    8.9 and 12.0 have; others have more."""
     width = _padded(head_size) * itemsize
     return next(tile for most, tile in TILES if width <= most)
 
 
 TILES = ((256, (64, 32, 3)), (512, (32, 32, 3)), (1024, (16, 16, 3)), (2048, (16, 16, 2)))
-"""By bytes of a head."""
+"""Results of `tile_of` by the maximum bytes of a padded head."""
 
 
 def _padded(head_size: int) -> int:
-    """Numbers of a head in a tile: a power of two."""
+    """Head size in a tile: a power of two, at least 16."""
     return max(16, next_power_of_2(head_size))
 
 
 def _num_programs(device: torch.device) -> int:
-    """That run at a time; in the interpreter, one after the other."""
+    """Number of programs that run at a time; in the interpreter, one after the other."""
     if device.type != "cuda":
         return 2
     processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -238,18 +241,18 @@ def _num_programs(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """What both kernels are given."""
+    """Arguments that both kernels share."""
 
     batch: tuple[torch.Tensor, ...]
     cache_strides: tuple[int, ...]
     most_rows: int
-    """Most rows of a request, and only of those with a tree; 0: all of everybody's."""
+    """Maximum rows of a request, only for requests with a tree; 0: all rows of all requests."""
     num_rows: int
-    """Most rows of all requests together."""
+    """Maximum rows of all requests together."""
     places: int
     """As in `Parts`."""
     num_tiles: int
-    """That so many rows have at least, of all K/V heads."""
+    """Minimum number of tiles of so many rows, over all K/V heads."""
     num_programs: int
     constants: dict[str, int | bool]
 
@@ -264,17 +267,17 @@ class Launch:
         *,
         everybody: bool,
     ) -> Launch:
-        """For rows [T, H, D] of a batch, and a layer's cache."""
+        """Arguments for query rows [T, H, D] of a batch, and a layer's cache."""
         kv_heads, block_size = kv_cache.shape[1:3]
         heads, head_size = query.shape[1:]
         group, nodes = heads // kv_heads, trees.masks.shape[1]
-        # A prompt's rows are none of these kernels'.
+        # Rows of prompts are left to vLLM.
         most_rows = 0 if everybody else 1 + nodes
         num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
         rows, keys, stages = tile_of(head_size, query.element_size())
         rows = min(rows, max(16, next_power_of_2((1 + nodes) * group)))
         num_programs = _num_programs(query.device)
-        # One kernel for batches that gain by trees, and one for all others.
+        # One kernel for the small batches that gain from trees, and one for all others.
         requests = FEW_REQUESTS if len(batch.seq_lens) <= FEW_REQUESTS else len(trees.slots)
         tensors = batch.block_table, batch.query_start_loc, batch.seq_lens
         return cls(

@@ -1,9 +1,9 @@
-"""Accepted nodes of draft trees become consecutive tokens: what they left is moved behind the bonus
-token's.
+"""Makes accepted nodes of draft trees consecutive tokens: moves K/V and features to the rows after
+the bonus token's.
 
-A node's place is its number, and on an accepted path it is its depth, which is never more. So a
-program reads all that a path has, and then writes it. Nothing is moved where a path is the tree's
-first nodes, one after the other, as a chain is.
+A node moves from the row of its number to the row of its depth (from 0), which is never larger. A
+program reads a whole path before it writes it. Nothing moves if the path is the tree's first nodes
+in order, as in a chain.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 ALIGNED = 4
-"""Words of 4 bytes that are moved at a time, whatever they stand for."""
+"""Words of 4 bytes that are moved at a time, whatever the dtype."""
 BYTES = 4 * ALIGNED
 CHUNK = 128
 """Words of a row that a program moves."""
 COLUMNS = 9
-"""Columns of a layer in the table: addresses of cache and block table, the latter's stride, tokens
-of a block, heads, and in pieces of 16 bytes: keys and values of a head, and strides of the cache by
-block, head and token."""
+"""Columns of the table of layers: address of the cache; address and stride of the block table;
+tokens of a block; K/V heads; and in pieces of 16 bytes: keys and values of a head, and the cache's
+strides by block, head and token."""
 
 
 @triton.jit
 def _path_of(paths, path_lens, request, NODES: tl.constexpr, PADDED_NODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Nodes by depth, and which of them are to be moved."""
+    """Accepted nodes by depth, and which of them must be moved."""
     depth = tl.arange(0, PADDED_NODES)
     is_accepted = depth < tl.load(path_lens + request)
     node = tl.load(paths + request * NODES + depth, mask=is_accepted, other=0)
@@ -42,11 +42,11 @@ def _path_of(paths, path_lens, request, NODES: tl.constexpr, PADDED_NODES: tl.co
 
 @triton.jit
 def _copy(base, source, goal, is_moved, first, width, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A chunk of rows of so many words, at these places."""
+    """Copy a chunk of rows of `width` words, from offsets `source` to `goal`."""
     column = first + tl.arange(0, CHUNK)
     mask = is_moved[:, None] & (column < width)[None, :]
     words = tl.load(base + source[:, None] + column[None, :], mask=mask)
-    tl.debug_barrier()  # a row may be where another one goes
+    tl.debug_barrier()  # a row's source may be another row's goal
     tl.store(base + goal[:, None] + column[None, :], words, mask=mask)
 
 
@@ -79,7 +79,7 @@ def _move_cached(  # type: ignore[no-untyped-def]
     block_size = tl.load(layer + 3).to(tl.int32)
     from_block = tl.load(table + (first + node) // block_size, mask=is_moved, other=0)
     to_block = tl.load(table + (first + depth) // block_size, mask=is_moved, other=0)
-    # Block 0 is nobody's.
+    # Block 0 is vLLM's null block.
     is_moved = is_moved & (from_block > 0) & (to_block > 0)
     by_block, by_head, by_token = tl.load(layer + 6), tl.load(layer + 7), tl.load(layer + 8)
     cache = tl.multiple_of(tl.load(layer).to(tl.pointer_type(tl.int32)), 4 * ALIGNED)
@@ -119,26 +119,26 @@ def _move_rows(  # type: ignore[no-untyped-def]
 
 
 class Paths(NamedTuple):
-    """What was accepted of R requests' trees."""
+    """Accepted nodes of R requests' trees."""
 
     nodes: torch.Tensor
     """By depth, from the bonus token's child on, [max R, D] int32."""
     lengths: torch.Tensor
-    """How many of each, 0 where there was no tree, [max R] int32."""
+    """Number of accepted nodes; 0: there was no tree, or none was accepted, [max R] int32."""
 
 
 class CachedLayer(NamedTuple):
-    """Where a layer's keys and values are."""
+    """Cache of a layer's keys and values."""
 
     kv_cache: torch.Tensor
-    """[blocks, K/V heads, block size, 2 D], whatever lies next to each other but the last."""
+    """[blocks, K/V heads, block size, 2 D]; only the last dimension must be contiguous."""
     block_table: torch.Tensor
     """Blocks of the batch's requests, [max R, blocks of a request] int32; persistent."""
 
 
 def cached_layers(runner: GPUModelRunner, names: Collection[str]) -> list[CachedLayer]:
-    """Attention layers of these names, each with the block table of its cache group. Layers that
-    share another's cache come in with it."""
+    """Caches of the named attention layers, each with the block table of its cache group. Layers
+    that share another's cache are listed like others."""
     context = runner.compilation_config.static_forward_context
     tables = runner.block_tables.input_block_tables
     groups = runner.kv_cache_config.kv_cache_groups
@@ -151,10 +151,10 @@ def cached_layers(runner: GPUModelRunner, names: Collection[str]) -> list[Cached
 
 
 def why_not_moved(runner: GPUModelRunner, names: Collection[str]) -> str | None:
-    """Why K/V of these layers stay where they are written; None where they can be moved.
+    """Reason why K/V of these layers cannot be moved; None if they can.
 
-    The mover goes by the runner's block tables. A backend that splits their blocks into smaller
-    ones goes by a table of its own.
+    The mover uses the runner's block tables. A backend that splits their blocks into smaller ones
+    has its own table.
     """
     sizes = runner.block_tables.block_sizes
     for size, group in zip(sizes, runner.kv_cache_config.kv_cache_groups, strict=True):
@@ -171,11 +171,11 @@ def why_not_moved(runner: GPUModelRunner, names: Collection[str]) -> str | None:
 
 
 class CacheMover:
-    """Moves keys and values of accepted nodes, of all layers in one launch."""
+    """Moves keys and values of accepted nodes, for all layers in one launch."""
 
     def __init__(self, layers: Sequence[CachedLayer]) -> None:
-        """For caches where they lie from now on, as often as they are listed."""
-        # Layers of several groups may lie in the same memory, each with blocks of its own.
+        """Take caches at their final addresses; one that is listed twice is moved once."""
+        # Layers of several groups may share memory, each with its own blocks.
         found = {(one.kv_cache.data_ptr(), one.block_table.data_ptr()): one for one in layers}
         rows = []
         for (address, _), (cache, table) in found.items():
@@ -188,7 +188,7 @@ class CacheMover:
         self.layers = torch.tensor(rows, dtype=torch.int64, device=layers[0].kv_cache.device)
 
     def move(self, paths: Paths, batch: RowsOfBatch) -> None:
-        """`batch` is the one that the target ran with, of R requests."""
+        """Move keys and values along `paths`; `batch`: R requests, as the target ran with it."""
         num_nodes = paths.nodes.shape[1]
         _move_cached[(len(batch.seq_lens), len(self.layers), self.most_pieces)](
             self.layers,
@@ -204,9 +204,9 @@ class CacheMover:
 
 
 def move_rows(rows: torch.Tensor, paths: Paths, query_start_loc: torch.Tensor) -> None:
-    """Move rows [T, W] of accepted nodes to those behind their bonus tokens', in place.
+    """Move rows [T, W] of accepted nodes to the rows after their bonus tokens', in place.
 
-    `query_start_loc` is that of the batch, [R + 1].
+    `query_start_loc`: first row of each request and the total, [R + 1].
     """
     words = rows.view(torch.int32)
     num_nodes, width = paths.nodes.shape[1], words.shape[1]

@@ -1,7 +1,7 @@
-"""What nodes of draft trees find in their ancestors and themselves, on top of the context.
+"""Attention of draft trees' nodes to their ancestors and themselves, after the context.
 
-Goes on from what was found for the context, as one more tile of keys would: so merging takes no
-launch of its own. Sinks come in here.
+Continues from the context's results, as one more tile of keys would, so merging needs no separate
+launch. Sinks are applied here.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             PADDED_HEAD,
         )
         num_nodes, end = num_rows - 1, context + num_rows
-        # Blocks are looked up ahead of their keys, which then are loaded ahead of their use.
+        # Look up blocks one tile ahead, so that keys can be loaded ahead of their use.
         key = context + 1 + tl.arange(0, KEYS)
         block = blocks_of(block_table, request, stride_table, key, key < end, BLOCK_SIZE)
         slot = tl.load(slots + request)
@@ -112,7 +112,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
         in_parts = part_row * (KV_HEADS * GROUP) + head
         for part in tl.range(num_parts, num_stages=3):
             log_sum = tl.load(in_sums + part * part_size, mask=is_row, other=float("-inf"))
-            # FlashAttention 2 says +inf where there was nothing to see.
+            # FlashAttention 2 returns +inf if nothing was visible.
             is_found = is_row & (tl.abs(log_sum) < float("inf"))
             in_part = tl.load(
                 found_parts + ((in_parts + part * part_size) * HEAD_SIZE)[:, None] + dim[None, :],
@@ -157,7 +157,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             block = next_block
 
         to = output + at[:, None] * stride_output + head[:, None] * stride_output_head
-        divisor = tl.where(total > 0, total, 1.0)  # of lanes that are no rows
+        divisor = tl.where(total > 0, total, 1.0)  # total is 0 in lanes that are not rows
         tl.store(to + dim[None, :], found * (1.0 / divisor)[:, None], mask=mask)
 
 
@@ -172,8 +172,11 @@ def attend_to_nodes(
     *,
     everybody: bool,
 ) -> None:
-    """Write rows [T, H, D] as they are with all that they see; leave others' alone. May be
-    captured. `context` is what they found so far; for the others see `attend_to_context`."""
+    """Write the attention output of rows [T, H, D] over all that they see; rows that are left out
+    are not written. May be captured.
+
+    `context`: their results so far. For the other arguments see `attend_to_context`.
+    """
     assert context.found.is_contiguous()
     launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
     _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](

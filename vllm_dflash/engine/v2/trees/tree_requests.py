@@ -1,4 +1,4 @@
-"""Which engines, and which of their requests, may have draft trees. All others get chains."""
+"""Decides which engines and which requests may have draft trees. All others get chains."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NEED_CHAINS = (
     "repetition_detection",
     "trace_decode_token_ids",
 )
-"""Settings under which what is sampled depends on more than the row's logits, or vLLM's sampler
-takes a request's rows to be consecutive tokens."""
+"""Settings with which sampling depends on more than the row's logits, or vLLM's sampler expects a
+request's rows to be consecutive tokens."""
 PLAIN = SamplingParams()
 
 
@@ -44,9 +44,9 @@ def may_branch(params: SamplingParams | None) -> bool:
 
 
 def why_chains(config: VllmConfig) -> str | None:
-    """Why no drafts of an engine can be trees, whatever its attention; None if they can.
+    """Reason why no drafts of an engine can be trees, whatever its attention; None if they can.
 
-    What its settings alone say is known before it starts: `config/pair.py`.
+    Reasons that follow from its settings alone are found before it starts: `config/pair.py`.
     """
     parallel, speculative = config.parallel_config, config.speculative_config
     assert speculative is not None
@@ -63,7 +63,7 @@ def why_chains(config: VllmConfig) -> str | None:
         ),
         (
             bool(config.model_config.logits_processors)
-            or bool(entry_points(group="vllm.logits_processors")),  # which vLLM finds by itself
+            or bool(entry_points(group="vllm.logits_processors")),  # vLLM finds these by itself
             "logits processors need a request's rows to be consecutive tokens",
         ),
         (
@@ -82,7 +82,7 @@ def why_chains(config: VllmConfig) -> str | None:
 
 
 class PlacesOfTrees:
-    """How many places the scheduler keeps for the nodes of requests whose drafts may be trees."""
+    """Counts the places that the scheduler keeps for nodes, if a request's drafts may be a tree."""
 
     def __init__(self, num_nodes: int) -> None:
         """Allow trees of up to `num_nodes`; 0: all drafts are chains."""
@@ -99,15 +99,15 @@ class PlacesOfTrees:
         ends: Ints,
         most_rows: int,
     ) -> Ints:
-        """Places for the drafts of each request, with trees of each of S sizes, [S, R].
+        """Places for each request's drafts, with trees of each of S sizes, [S, R].
 
         Args:
-            chains: what they would be for chains; a request with none gets none, [R].
-            names: of the R requests.
-            requests: that are not over.
-            context_lens: tokens of context of each, [R].
-            ends: tokens that each may come to, [R].
-            most_rows: of a step; vLLM leaves out requests that it has no room for.
+            chains: places with chains; a request with 0 gets 0, [R].
+            names: ids of the R requests.
+            requests: unfinished requests by id.
+            context_lens: tokens of context of each request, [R].
+            ends: maximum length of each request, in tokens, [R].
+            most_rows: maximum rows of a step; vLLM leaves out requests that do not fit.
         """
         may = np.array([self._asks_for_one(name, requests) for name in names])
         room = min(self.num_nodes, most_rows // len(names) - 1)

@@ -1,7 +1,7 @@
-"""Where the rows of draft trees stand: nodes of one depth at one position, in slots of their own.
+"""Positions of draft trees' rows: nodes of equal depth share a position, but not a K/V slot.
 
-vLLM gives a request's rows consecutive positions, and K/V slots by these, which stay: attention
-goes by the trees' masks. What a step is trimmed to only the device knows, so all is read there.
+vLLM gives a request's rows consecutive positions and K/V slots. The slots stay, since attention
+uses the trees' masks. Only the device knows what a step is trimmed to, so all is read there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _place(  # type: ignore[no-untyped-def]
     positions,  # [T]
     sizes,  # [S]
     prefill_lens,  # [S], or None
-    depths,  # [S, N]; None: nodes stand in a row
+    depths,  # [S, N]; None: nodes are consecutive tokens
     N: tl.constexpr,
     PADDED_N: tl.constexpr,
 ):
@@ -38,7 +38,7 @@ def _place(  # type: ignore[no-untyped-def]
     is_row = node < tl.minimum(size, num_logits - 1)
     depth = 1 + node
     if depths is not None:
-        if start < tl.load(prefill_lens + slot):  # what it has are placeholders of vLLM's
+        if start < tl.load(prefill_lens + slot):  # its drafts are vLLM's placeholders
             tl.store(sizes + slot, 0)
             return
         depth = tl.load(depths + slot * N + node, mask=is_row, other=0)
@@ -48,14 +48,14 @@ def _place(  # type: ignore[no-untyped-def]
 def place_nodes(
     trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor | None, *, by_depth: bool = True
 ) -> None:
-    """Write the positions of nodes into a batch: behind the bonus token by their depths. Their K/V
-    slots stay those of consecutive tokens.
+    """Write the nodes' positions into a batch: the bonus token's position plus their depths. Their
+    K/V slots stay those of consecutive tokens.
 
     Args:
-        trees: of the batch's requests; those that turn out to have placeholders get none.
-        batch: vLLM's. What of it counts is on the device: the host may not know how it was trimmed.
-        prefill_lens: of each slot, [S].
-        by_depth: else they are consecutive tokens, and nobody asks for the lengths of prompts.
+        trees: trees by slot; cleared for requests that turn out to have placeholders.
+        batch: vLLM's batch. Only its device tensors are read: the host may not know the trimming.
+        prefill_lens: prefill length of each slot, [S]; read only if `by_depth`.
+        by_depth: False: write consecutive positions.
     """
     num_nodes = trees.num_nodes
     _place[(batch.num_reqs,)](
@@ -73,5 +73,5 @@ def place_nodes(
 
 
 def line_up(trees: TreeSlots, batch: InputBatch) -> None:
-    """Accepted nodes have become consecutive tokens, in the first rows: so are the positions."""
+    """Write consecutive positions, once accepted nodes have been moved to the first rows."""
     place_nodes(trees, batch, None, by_depth=False)

@@ -1,12 +1,12 @@
-"""Draft trees are verified by sampling, with a walk on the device.
+"""Verifies draft trees by sampling, with a walk on the device.
 
-Behind the bonus token and behind each node a token is drawn, exactly as plain decoding draws one
-there: by vLLM's function, from the target's logits, by the request's seed and the row's position.
-Where a node's token is the one that was drawn behind its parent, it is accepted, and the walk goes
-on with what was drawn behind it; the last token drawn on the way is the bonus token. So drafts
-have no part in any draw, and what is written is what plain decoding writes, at any temperature:
-they only say which rows are there when a token is known. Two nodes of one depth draw by the same
-numbers, but only one of them is on the way, so no draw is used twice.
+A token is drawn after the bonus token and after each node, exactly as plain decoding would draw it:
+by vLLM's function, from the target's logits, with the request's seed and the row's position. A node
+is accepted if its token is the one drawn after its parent, and the walk goes on with the token
+drawn after the node. The last token drawn on the path is the bonus token. So drafts do not affect
+any draw, and the output is what plain decoding writes, at any temperature: drafts only determine
+which rows have been computed when a token is known. Two nodes of equal depth draw with the same
+random numbers, but only one of them can be on the path, so no draw is used twice.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _walk(  # type: ignore[no-untyped-def]
     of_request = chains + request * (2 + CUTS)
     tl.store(of_request, num_firsts)
     tl.store(of_request + 1, of_firsts)
-    # Nodes come behind their parents, so what is cut off a tree is cut off the end of a path.
+    # Nodes come after their parents, so cutting a tree cuts a path at its end.
     # `TREE_CUTS` are 7, 15, 31.
     for cut in tl.static_range(CUTS):
         inside = on_path & (each < (8 << cut) - 1)
@@ -96,16 +96,16 @@ def walk(
     num_sampled: torch.Tensor,
     start: int = 0,
 ) -> None:
-    """Follow what was drawn; requests without a tree are left as they are.
+    """Walk along the drawn tokens; outputs of requests without a tree are not changed.
 
     Args:
-        trees: in: of the slots; out: `paths`, `path_lens`, `chains`.
-        slots: of R requests, [R].
-        cu_num_logits: first row of each in `drawn`, [R + 1].
-        drawn: behind each row, int64.
-        sampled: out, tokens that each gets, [R, 1 + W].
-        num_sampled: out, how many, [R].
-        start: of the R requests in the batch.
+        trees: in: trees by slot; out: `paths`, `path_lens`, `chains`.
+        slots: slots of R requests, [R].
+        cu_num_logits: first row of each request in `drawn`, and the total, [R + 1].
+        drawn: token drawn after each row, int64.
+        sampled: out: tokens of each request, [R, 1 + W].
+        num_sampled: out: number of these, [R].
+        start: index of the first of the R requests in the batch.
     """
     num_nodes = trees.num_nodes
     _walk[(len(slots),)](
@@ -131,16 +131,16 @@ def walk(
 
 
 class TreeVerifier(ScoringVerifier):
-    """vLLM's for chains, and the walk for trees: which, the device knows."""
+    """vLLM's verifier for chains, and the walk for trees; only the device knows which is which."""
 
     trees: TreeSlots
     _start = 0
-    """First of the requests that are verified next, in the batch."""
+    """Index in the batch of the first request that is verified next."""
 
     def __call__(
         self, logits: torch.Tensor, input_batch: InputBatch, *others: Any, **more: Any
     ) -> SamplerOutput:
-        """Logits of all rows that sample to tokens [R, 1 + W]; vLLM's arguments."""
+        """Verify the logits of all rows that sample: tokens [R, 1 + W]; vLLM's arguments."""
         self._start = 0
         return super().__call__(logits, input_batch, *others, **more)
 
@@ -174,7 +174,7 @@ class TreeVerifier(ScoringVerifier):
             states.temperature.gpu,
             states.seeds.gpu,
             pos,
-            apply_temperature=False,  # it is
+            apply_temperature=False,  # already applied
             is_drafting=False,
             use_fp64=self.sampler.use_fp64_gumbel,
         )
