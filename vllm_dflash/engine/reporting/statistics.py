@@ -101,7 +101,7 @@ class DraftStatistics:
                     self.free_accepted_tokens += tokens - 1
 
     def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
-        """Count a step that drafts blocks of these lengths, [D]; D = 0: the drafter does not run."""
+        """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle."""
         self.steps += 1
         self.drafted_steps += len(lengths) > 0
         self.skipped_steps += could_draft and not len(lengths)
