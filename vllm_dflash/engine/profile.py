@@ -108,7 +108,7 @@ def measure_attention(
 
 @contextmanager
 def target_alone(drafter: Any) -> Iterator[None]:
-    """Dummy runs inside this context run without the drafter."""
+    """Context in which dummy runs leave out the drafter."""
     drafter.runs_target_alone = True
     try:
         yield

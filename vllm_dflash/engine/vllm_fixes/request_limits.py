@@ -39,7 +39,7 @@ def refuse_what_ends_engines() -> None:
         is_ours = isinstance(additional, dict) and ADDITIONAL_CONFIG_KEY in additional
         if is_ours and (asked := request.sampling_params) is not None:
             check_request(asked, Mode.of(self.vllm_config).runner)
-            # No text is longer, and V2 stores this in 32 bits.
+            # No text can be longer, and V2 stores this in 32 bits.
             asked.max_tokens = min(asked.max_tokens, self.model_config.max_model_len)
             asked.min_tokens = min(asked.min_tokens, asked.max_tokens)
         return request
