@@ -2,13 +2,13 @@
 
 After the target, in order (`HostStep.run`):
 
-    outcome   find out which of our drafts were verified and accepted
-    context   store the context of tokens that were not rejected, or let it wait (backlog.py)
-    look up   find free drafts                                              (planning/texts.py)
-    plan      which requests to draft, and how wide                         (planning/planner.py)
-    block     store context that these requests wait for, draft blocks      (block_forward.py)
-    choose    block or free drafts, and how many of them to verify          (planning/planner.py)
-    hand over drafts to the scheduler, as lists of tokens                   (message.py)
+    outcome    count which of our drafts were verified and accepted
+    context    store the context of rows not rejected, or let it wait    (backlog.py)
+    look up    find free drafts                                          (planning/texts.py)
+    plan       which requests to draft, and how wide                     (planning/planner.py)
+    block      store context that these requests wait for, draft blocks  (block_forward.py)
+    choose     block or free drafts, and how many of them to verify      (planning/planner.py)
+    hand over  drafts to the scheduler, as lists of tokens               (message.py)
 
 A plan without blocks also applies to the next few steps, which only look up free drafts.
 `proposer.py` gets a step's inputs, arrays and tensors, from vLLM.
