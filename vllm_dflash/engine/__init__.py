@@ -1,1 +1,1 @@
-"""The proposer and the workers that install it."""
+"""Our workers, schedulers and drafting code inside vLLM's engine."""

@@ -1,7 +1,7 @@
-"""What all tensor-parallel ranks go by: decisions and times of rank 0, and what holds on all.
+"""Agreement between tensor-parallel ranks: rank 0's values, and conditions true on all ranks.
 
-Measured times differ from rank to rank, and confidences may be rounded differently. But all must
-run the same blocks and skip alike: a rank that plans while another skips waits for it for ever.
+Measured times differ between ranks, and confidences may be rounded differently. But all ranks must
+run the same blocks and skip the same steps: a rank that plans while another skips waits forever.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Value = TypeVar("Value")
 
 
 def from_rank_0(value: Value) -> Value:
-    """What rank 0 has in the place of this: to be called by all ranks alike."""
+    """Rank 0's `value`, on every rank. All ranks must call this."""
     group = get_tp_group()
     if group.world_size == 1:
         return value
-    # Not the group's own, whose readers spin in shared memory for as long as rank 0 plans.
+    # The group's own broadcast would spin in shared memory for as long as rank 0 plans.
     values = [value]
     torch.distributed.broadcast_object_list(values, src=group.ranks[0], group=group.cpu_group)
     return values[0]
 
 
 def agreed_by_all(holds: bool) -> bool:
-    """Whether it holds on every rank."""
+    """Whether `holds` is True on every rank. All ranks must call this."""
     group = get_tp_group()
     if group.world_size == 1:
         return holds

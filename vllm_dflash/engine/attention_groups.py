@@ -1,4 +1,4 @@
-"""Attention metadata of the drafter's layers, one for each kind of layer."""
+"""Attention metadata for the drafter's layers, separate for each kind of layer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vllm_dflash.model.layers import BlockAttention
 
 @dataclass
 class DraftAttentionGroup(AttentionGroup):
-    """Layers that share a cache group, a window and a causality.
+    """Layers with the same cache group, window and causality.
 
-    A cache group of vLLM has one causality, and its metadata are scheduled for one window.
+    In vLLM a cache group is either causal or not, and its metadata is scheduled for one window.
     """
 
     causal: bool = False
@@ -32,7 +32,7 @@ class DraftAttentionGroup(AttentionGroup):
     def build_metadata_for_cudagraph_capture(
         self, common: CommonAttentionMetadata, *args: Any
     ) -> Any:
-        """Metadata for the step that is captured."""
+        """Metadata for capturing a graph."""
         return super().build_metadata_for_cudagraph_capture(
             replace(common, causal=self.causal), *args
         )
@@ -45,9 +45,9 @@ def split_by_kind(
     device: torch.device,
     kernel_block_size: int | None,
 ) -> list[DraftAttentionGroup]:
-    """Split a cache group of the drafter's layers into their kinds, each with its builder.
+    """Split a cache group of drafter layers by kind, each kind with its own metadata builder.
 
-    The cache of its layers may be of another type than the target's, which the config names.
+    The drafter's cache may have another dtype than the target's, which is the one in the config.
     """
     vllm_config = _with_cache_type(vllm_config, attentions[0].attn.kv_cache_dtype)
     layers_by_kind: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
@@ -66,7 +66,7 @@ def split_by_kind(
         group.create_metadata_builders(vllm_config, device, kernel_block_size)
         builder = group.get_metadata_builder()
         if window is not None and getattr(builder, "aot_schedule", False):
-            # FlashAttention plans ahead for the window of its cache, and ours keeps everything.
+            # FlashAttention would schedule for the cache's window, and our cache keeps everything.
             builder.aot_schedule = False
         _share_workspace(whole, group)
         groups.append(group)
@@ -79,10 +79,10 @@ def set_windows_apart(
     vllm_config: VllmConfig,
     device: torch.device,
 ) -> None:
-    """Split groups of the model runner, in place, whose builders take one window alone.
+    """Split the model runner's groups, in place, if their builders accept only one window.
 
-    The runner makes metadata for the drafter's layers, too, in groups of equal caches; ours are
-    equal whatever the window. FlashInfer refuses such a group.
+    The runner makes metadata for the drafter's layers, too, and groups layers with equal caches.
+    The drafter's caches are equal whatever the window, and FlashInfer refuses mixed windows.
     """
     window_of = {each.attn.layer_name: each.window for each in attentions}
     found = list(groups)
@@ -106,7 +106,7 @@ def set_windows_apart(
 
 
 def _share_workspace(whole: AttentionGroup, part: AttentionGroup) -> None:
-    """FlashInfer's, hundreds of MiB: builders use it one after the other, as vLLM's own do."""
+    """Share FlashInfer's workspace (hundreds of MiB): builders use it in turn, as in vLLM."""
     if hasattr(first := whole.get_metadata_builder(), "_get_workspace_buffer"):
         for builder in part.metadata_builders:
             cast(Any, builder).set_workspace_buffer(first._get_workspace_buffer())

@@ -1,6 +1,6 @@
-"""Which rows go where: pure functions over a batch, vectorised, without vLLM or torch.
+"""Row layout of a batch: pure, vectorised functions, without vLLM or torch.
 
-R requests in the batch, D of them drafted, Q = sum of (1 + k) rows of their blocks.
+R: requests in the batch. D: drafted requests. Q: rows of their blocks, the sum of 1 + k.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vllm_dflash.planning import Bools, Ints
 
 
 def bonus_tokens(sampled: Ints, discarded: Bools, vocab_size: int) -> tuple[Ints, Ints]:
-    """Each request's newest token and how many tokens it got.
+    """Each request's newest token, and how many tokens it got in this step.
 
     Args:
-        sampled: accepted drafts and the token behind them, then -1, [R, 1 + K].
-        discarded: requests whose sample does not count, because they are in their prompt, [R].
-        vocab_size: ids from here on are no tokens either.
+        sampled: accepted drafts and the token after them, then -1, [R, 1 + K].
+        discarded: requests still in their prompt, whose sample does not count, [R].
+        vocab_size: ids from here on are not tokens either.
 
     Returns:
-        Token ids (of no meaning where the count is 0) and counts, [R] each.
+        Token ids (meaningless if the count is 0) and counts, [R] each.
     """
     valid = (sampled >= 0) & (sampled < vocab_size)
     counts = valid.sum(axis=1, dtype=np.int32) * ~discarded
@@ -32,11 +32,11 @@ def bonus_tokens(sampled: Ints, discarded: Bools, vocab_size: int) -> tuple[Ints
 
 
 def kept_rows(query_start_loc: Ints, num_rejected: Ints) -> Ints:
-    """Rows of the target's batch that become context: all but each request's rejected tail.
+    """Rows of the target's batch that become context: all except rejected drafts.
 
     Args:
-        query_start_loc: first row of each request and the total, [R + 1].
-        num_rejected: drafts the target rejected, which are each request's last rows, [R].
+        query_start_loc: first row of each request, then the total, [R + 1].
+        num_rejected: drafts that the target rejected, the last rows of each request, [R].
 
     Returns:
         Row numbers, ascending, [C] int64.
@@ -48,11 +48,11 @@ def kept_rows(query_start_loc: Ints, num_rejected: Ints) -> Ints:
 
 
 def length_limits(requests: Mapping[str, Any], ids: Sequence[str], most: int) -> Ints:
-    """Tokens each request may come to: its own end or the context limit, [R].
+    """Maximum length of each request in tokens: its own limit or the context limit, [R].
 
     Args:
-        requests: vLLM's `CachedRequestState` of each and of others.
-        ids: of the R requests.
+        requests: vLLM's `CachedRequestState` by id; may contain other requests.
+        ids: ids of the R requests.
         most: the context limit.
     """
     limits = np.full(len(ids), most, dtype=np.int64)
@@ -65,15 +65,15 @@ def length_limits(requests: Mapping[str, Any], ids: Sequence[str], most: int) ->
 
 
 def draft_limits(context_lens: Ints, length_limits: Ints, wanted: int, may_draft: Bools) -> Ints:
-    """How many tokens to draft for each request, at most, [R].
+    """Maximum number of tokens to draft for each request, [R].
 
-    A verified block of k drafts makes a request k + 1 tokens longer than its context and bonus
-    token, so more than `limit - context - 2` could never be used. One request's limit does not
-    touch another's.
+    If k drafts are accepted, the request is k + 1 tokens longer than its context and bonus token,
+    so more than `limit - context - 2` drafts could never be used. One request's limit does not
+    affect the others.
 
     Args:
         context_lens: tokens before the bonus token, [R].
-        length_limits: tokens a request may come to, prompt included, [R].
+        length_limits: maximum length in tokens, prompt included, [R].
         wanted: K.
         may_draft: False for requests still in their prompt, [R].
     """
@@ -92,13 +92,13 @@ class BlockInputs:
     positions: npt.NDArray[np.int64]
     """[Q]."""
     slots: npt.NDArray[np.int64]
-    """Scratch slots behind each request's context, [Q]."""
+    """Scratch slots after each request's context, [Q]."""
     query_start_loc: npt.NDArray[np.int32]
     """[D + 1]."""
     seq_lens: npt.NDArray[np.int32]
-    """Context plus block, [D]."""
+    """Tokens of context plus block, [D]."""
     offsets: npt.NDArray[np.int64]
-    """Place of each row in its own block, [Q]."""
+    """Index of each row in its block, [Q]."""
     mask_rows: Ints
     """Rows that predict a token, request by request, [Q - D]."""
 
@@ -111,13 +111,13 @@ def block_inputs(
     block_table: Ints,
     block_size: int,
 ) -> BlockInputs:
-    """Lay out one block per request that drafts anything; blocks may differ in width.
+    """Lay out one block for each request that is drafted; widths may differ.
 
     Args:
-        context_lens: tokens before the bonus token, whose position this is, [R].
+        context_lens: tokens before the bonus token, which is also its position, [R].
         draft_lens: k of each request, 0 to leave it out, [R].
         bonus_ids: newest token of each request, [R].
-        mask_token_id: what stands for a token to be drafted.
+        mask_token_id: id in the place of each token to be drafted.
         block_table: cache blocks of each request, [R, max blocks].
         block_size: tokens per cache block (not per drafted block).
     """

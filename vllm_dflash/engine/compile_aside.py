@@ -1,8 +1,8 @@
-"""Planning is compiled in a process of its own while the models load: a core is idle then.
+"""Compiles the planner in a separate process while the models load, when a core is idle.
 
-The first start of a version on a machine would wait for it otherwise. What is compiled is kept on
-disk (`planning/compiled.py`), where workers and schedulers find it; later starts find it there, and
-start no process.
+Otherwise the first start of a version on a machine would wait for it. Compiled code is cached on
+disk (`planning/compiled.py`) for workers and schedulers; later starts find it there and start no
+process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.planning.rehearsal import is_rehearsed, rehearse
 
 LONGEST_SECONDS = 300
-"""That a worker waits. Then it compiles by itself."""
+"""Maximum time that a worker waits before it compiles the planner itself."""
 
 
 def keep_off_own_cores(process: int) -> None:
-    """Give a process the cores that this worker leaves to others, if there are any.
+    """Move a process to the cores that this worker does not use, if there are any.
 
-    vLLM binds a CPU worker to its share of the cores, and what it starts inherits that. Whoever
-    started the worker knows what there is. Raises `OSError`.
+    vLLM binds a CPU worker to its share of the cores, and its child processes inherit that. The
+    worker's parent still has all cores.
+
+    Raises:
+        OSError: the system refuses.
     """
     if hasattr(os, "sched_setaffinity"):
         given, own = os.sched_getaffinity(os.getppid()), os.sched_getaffinity(0)
@@ -31,26 +34,31 @@ def keep_off_own_cores(process: int) -> None:
 
 
 class CompileAside:
-    """Compiles what planning asks for on one of the two model runners."""
+    """Compiles the planner of one model runner."""
 
     def __init__(self, runner: str, *, starts: bool = True) -> None:
-        """Start, unless that was done before; `runner`: v1 or v2. One worker of a node `starts`;
-        others compile what is missing when they ask for it."""
+        """Start compiling, unless that was done before or cannot be cached.
+
+        Args:
+            runner: `v1` or `v2`.
+            starts: whether to start the process; True in one worker per node. The others compile
+                what is still missing in `finish`.
+        """
         self._runner = runner
         self._process: subprocess.Popen[bytes] | None = None
         if starts and sys.executable and not is_rehearsed(runner):
-            # -P: no module of the folder that the user happens to be in.
+            # -P: import no modules from the user's current folder.
             command = [sys.executable, "-P", "-m", "vllm_dflash.planning.rehearsal", runner]
             nowhere = subprocess.DEVNULL
-            with suppress(OSError):  # no room for a process: this one compiles
+            with suppress(OSError):  # the process cannot be started: `finish` compiles
                 self._process = subprocess.Popen(
                     command, stdin=nowhere, stdout=nowhere, stderr=nowhere
                 )
                 keep_off_own_cores(self._process.pid)
 
     def finish(self, max_draft: int, most_free: int) -> None:
-        """Wait, and have all that is compiled in this process, too: on V2, where schedulers plan,
-        one may live in it. If the other process has failed, this one compiles."""
+        """Wait, then load the compiled code in this process, and compile here if the other process
+        failed. On V2, where schedulers plan, this process may contain the scheduler, too."""
         if self._process is not None:
             if self._process.poll() is None:
                 logger().info("the planner is being compiled, once for each version on a machine")
@@ -61,7 +69,7 @@ class CompileAside:
         rehearse(self._runner, max_draft, most_free)
 
     def stop(self) -> None:
-        """The engine ends."""
+        """End the process, if it still runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -1,7 +1,7 @@
-"""What our workers on CPUs share.
+"""Base of our CPU workers.
 
-A module of its own, because vLLM's CPU worker replaces streams, events and pinned memory of torch
-by ones that do nothing, for the whole process, as soon as it is imported: no GPU works after that.
+A separate module, because importing vLLM's CPU worker replaces torch's streams, events and pinned
+memory with ones that do nothing, for the whole process: no GPU works after that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from vllm_dflash.engine.worker import DraftingWorker, Output
 
 
 class DraftingCPUWorker(DraftingWorker, CPUWorker):
-    """What our workers on CPUs share: what vLLM's kernels there get wrong, mended (hook 18)."""
+    """Base of our CPU workers: fixes bugs in vLLM's CPU code (hook 18)."""
 
     def init_device(self) -> None:
-        """Mend what this vLLM's CPU kernels get wrong, then build the model runner."""
+        """Build the model runner, with fixes for vLLM's CPU code before and after."""
         ask_for_amx()
         super().init_device()
         unlink_collective_memory()
@@ -46,10 +46,10 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
             for number, group in enumerate(kv_cache_config.kv_cache_groups)
             if (own := [layers[name] for name in group.layer_names if name in layers])
         ]
-        """Number, tokens per block and drafter's layers of each cache group that has any."""
+        """Index, tokens per block and drafter layers of each cache group with drafter layers."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
-        """Run the target, in whose cache nothing is left of earlier owners."""
+        """Run the target, after clearing the drafter's cache blocks that have a new owner."""
         for group, block_size, layers in self.draft_groups:
             blocks = fresh_blocks(scheduler_output, group, block_size)
             if blocks:

@@ -1,4 +1,4 @@
-"""What an engine has learned, on disk: read when the next one of its kind starts."""
+"""An engine's estimates on disk, for the next start of the same kind of engine."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from vllm_dflash.planning.estimates import Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
 
 SCHEMA = 4
-"""To be raised when what is kept, or what it means, changes."""
+"""Version of the format. Increase it when the content, or its meaning, changes."""
 INTERVAL = 60.0
-"""Seconds between two times of writing."""
+"""Minimum seconds between two writes."""
 LEAST_STEPS = 100
-"""Fewer steps have next to nothing to teach, so the file stays as it is."""
+"""Minimum steps between two writes: fewer teach next to nothing."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 def device_name() -> str:
-    """What steps take depends on: the GPU, or the CPU and how many of its cores work."""
+    """Name of the hardware that times depend on: the GPU, or the CPU and its number of threads."""
     if not current_platform.is_cpu():
         return current_platform.get_device_name()
     try:
@@ -50,7 +50,7 @@ def device_name() -> str:
 
 
 def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
-    """All that makes an engine another one, as far as estimates go."""
+    """All settings that estimates depend on: engines with equal keys can share a file."""
     options = Mode.of(vllm_config)
     target, draft = vllm_config.model_config, vllm_config.speculative_config
     assert draft is not None
@@ -64,7 +64,7 @@ def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
         "enforce_eager": target.enforce_eager,
         "drafter": options.drafter.model,
         "drafter_revision": draft.revision,
-        # With the runner, K, and the drafter's config as it was read.
+        # Includes the runner, K, and the drafter's config.
         "options": json.loads(replace(options, estimates_folder=None).to_json()),
         "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
@@ -76,17 +76,19 @@ def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EstimatesFile:
-    """The file of one kind of engine. Several may share it: the last one to write is read."""
+    """The file of one kind of engine. Several engines may share it; the last write counts."""
 
     folder: str
     key: dict[str, Any]
     recalled: Estimates | None = None
-    """What was there when this engine started, if it was of use."""
+    """Content when this engine started; None if there was none or it was unusable."""
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> EstimatesFile | None:
-        """That of an engine, in a worker, with the same recalled on all ranks, whose machines may
-        have no such file; None if nobody asked for it."""
+        """The file of a worker's engine; None if the user has not asked for one.
+
+        Rank 0 reads it for all ranks: other machines may not have the file.
+        """
         options = Mode.of(vllm_config)
         if options.estimates_folder is None:
             return None
@@ -97,14 +99,14 @@ class EstimatesFile:
 
     @property
     def path(self) -> Path:
-        """Readable in front, for people; what tells it from others is behind."""
+        """Path of the file, named after the models, for people, and a hash of `key`."""
         names = "_".join(Path(self.key[name]).name for name in ("target", "drafter"))
         readable = re.sub(r"[^\w.-]", "-", names)[:100]
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
         return Path(self.folder) / f"{readable}-{digest[:16]}.json"
 
     def read(self, max_draft: int, max_requests: int) -> Estimates | None:
-        """What is there, if it is of use; the log says what is not. Never raises."""
+        """Estimates in the file; None if it is missing or unusable, and the log says why."""
         try:
             written = json.loads(self.path.read_text())
             if not isinstance(written, dict) or written.get("schema") != SCHEMA:
@@ -119,7 +121,7 @@ class EstimatesFile:
         return None
 
     def write(self, estimates: dict[str, Any]) -> None:
-        """Replace the file as a whole, so nobody ever reads half of one. Raises `OSError`."""
+        """Replace the whole file at once, so that nobody reads half a file. Raises `OSError`."""
         written = {"schema": SCHEMA, "key": self.key, "estimates": estimates}
         path = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,8 +134,7 @@ class EstimatesFile:
 
 
 class EstimatesKeeper:
-    """Has a planner start from the file, and writes what it learns there: now and then, and at the
-    end."""
+    """Starts a planner from the file, and writes back what it learns: regularly, and at the end."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class EstimatesKeeper:
         self._file = file
         self._planner = planner
         self._clock = clock
-        if file.recalled is None:  # what the start has measured spares the next one that time
+        if file.recalled is None:  # write soon: the next start need not measure again
             self._due, self._steps = clock(), LEAST_STEPS
         else:
             planner.recall(file.recalled)
@@ -153,7 +154,7 @@ class EstimatesKeeper:
         self._has_failed = False
 
     def tick(self) -> None:
-        """A step has ended. Whatever a disk may take, no step waits for it."""
+        """Call after each step. Writes when due, in a thread: no step waits for the disk."""
         self._steps += 1
         if self._steps < LEAST_STEPS or self._clock() < self._due:
             return
@@ -165,7 +166,7 @@ class EstimatesKeeper:
         self._writer.start()
 
     def close(self) -> None:
-        """The engine ends."""
+        """Wait for a running write, then write what is new. Call when the engine ends."""
         if self._writer is not None:
             self._writer.join()
         if self._steps >= LEAST_STEPS:

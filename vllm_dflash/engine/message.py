@@ -1,8 +1,8 @@
-"""How anything of ours travels between the engine's process and its workers.
+"""Messages between the engine's process and its workers.
 
-A step's `SchedulerOutput` and `ModelRunnerOutput` are pickled with whatever attributes they have.
-So what we have to say goes along with them, and no call is made for it. Each kind stands beside
-what it holds.
+vLLM pickles a step's `SchedulerOutput` and `ModelRunnerOutput` with all their attributes. So our
+messages are attributes of these, and need no separate call. Each message is defined beside its
+content.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Message(Generic[Content]):
     """One kind of message."""
 
     name: str
-    """Name of the attribute that holds it."""
+    """Name of the attribute that holds the content."""
 
     def attach(self, carrier: Any, content: Content) -> None:
-        """Send it along with one of vLLM's objects."""
+        """Send `content` with one of vLLM's objects."""
         setattr(carrier, self.name, content)
 
     def on(self, carrier: Any) -> Content | None:
-        """What came with one of vLLM's objects, if anything did."""
+        """Content that came with one of vLLM's objects; None if there is none."""
         return getattr(carrier, self.name, None)

@@ -1,7 +1,7 @@
-"""Timed curves for the profile at start-up: what a part of a step costs by number of rows.
+"""Timing for the profile at start-up: what each part of a step costs, by number of rows.
 
-Each runner runs its own dummy batches (`v1/v1_profile.py`, `v2/v2_profile.py`), the same on every
-rank; that takes a few seconds.
+Each runner has its own dummy batches (`v1/v1_profile.py`, `v2/v2_profile.py`), the same on every
+rank; the profile takes a few seconds.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vllm_dflash.planning.costs import NO_ATTENTION, Attention
 from vllm_dflash.planning.curves import Curve
 
 SECONDS_PER_CURVE = 1.0
-"""A curve is profiled up to where this is used up; beyond, its last slope goes on."""
+"""Time budget of a curve. Past the last measured row count, its last slope continues."""
 REPEATS = 3
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXT_TOKENS = 128
-"""Length of the dummy requests that models are profiled with."""
+"""Context length of the dummy requests."""
 FAR_CONTEXT_TOKENS = 8192
-"""And of the long ones, whose difference to those is what attention takes."""
+"""Context length of the long dummy requests; the difference in time is the cost of attention."""
 
 
 def fastest(run: Callable[[], object], before: Callable[[], object]) -> float:
-    """Seconds of the fastest of several runs, `before` each of which something is done.
+    """Seconds of the fastest of several runs, each after a call of `before`, which is not timed.
 
-    As rank 0 has measured them: all ranks plan by the same costs.
+    All ranks get rank 0's time, so that they plan from the same costs.
     """
     times = []
     for _ in range(REPEATS):
@@ -48,12 +48,13 @@ def measure_curve(
     budget: float = SECONDS_PER_CURVE,
     before: Callable[[], object] = lambda: None,
 ) -> Curve:
-    """Time `run(rows)` for growing numbers of rows, at least two, for so many seconds at most."""
+    """Time `run(count)` for each of `rows`, ascending; stops after `budget` seconds, but not before
+    two row counts."""
     counts: list[int] = []
     seconds: list[float] = []
     spent = 0.0
     for count in rows:
-        run(count)  # kernels for a new number of rows are built by its first run
+        run(count)  # the first run with a new number of rows may build kernels
         began = time.perf_counter()
         seconds.append(fastest(functools.partial(run, count), before))
         counts.append(count)
@@ -64,10 +65,10 @@ def measure_curve(
 
 
 def profiled_rows(max_requests: int, most: int) -> list[int]:
-    """Numbers of rows to profile: batches of one row each, then full batches of several.
+    """Numbers of rows to profile: requests of one row each, then full batches of several rows each.
 
-    vLLM's dummy batches give all that is left over to one request, which then would be longer
-    than its cache; so a batch is either not full or evenly filled.
+    vLLM's dummy batches give all leftover rows to one request, which could then be longer than its
+    cache. So a batch is either not full or evenly filled.
     """
     rows = {count for count in STEPS if count <= max_requests}
     rows |= {max_requests * each for each in STEPS}
@@ -81,14 +82,14 @@ def measure_attention(
     longest: int,
     num_requests: Callable[[], int] = lambda: 1,
 ) -> Attention:
-    """What tokens of context add to a step, if any request can have many.
+    """Measure what each token of context adds to a step; `NO_ATTENTION` if contexts are short.
 
     Args:
-        verify: runs the target with so many rows of one request, and so much context.
-        block: the same of whatever drafts a block.
-        block_rows: of a block.
-        longest: tokens of context that a block can have.
-        num_requests: that the last run had, each with so much context, and a block.
+        verify: runs the target with so many rows of a request, and so much context.
+        block: the same for drafting a block.
+        block_rows: rows of a block.
+        longest: maximum tokens of context of a block.
+        num_requests: requests of the last run, each with that context and a block.
     """
     near, far = CONTEXT_TOKENS, min(FAR_CONTEXT_TOKENS, longest)
     if far <= 2 * near:
@@ -100,14 +101,14 @@ def measure_attention(
 
     plain = per_token(verify, 1) / num_requests()
     drafted, count = per_token(verify, block_rows), num_requests()
-    # Where each request has one row, nothing is known of more. Steps will show it.
+    # If each request had only one row, the cost of more is unknown. Real steps will show it.
     more = max(drafted - count * plain, 0.0) / (block_rows - count) if count < block_rows else 0.0
     return Attention(plain, more, per_token(block, block_rows) / count)
 
 
 @contextmanager
 def target_alone(drafter: Any) -> Iterator[None]:
-    """Dummy runs inside leave the drafter out."""
+    """Context in which dummy runs leave out the drafter."""
     drafter.runs_target_alone = True
     try:
         yield

@@ -1,9 +1,9 @@
-"""What the scheduler's word on a step means for drafting: vLLM's placeholders, and cache blocks of
-the drafter's layers that change hands.
+"""Facts about drafting in vLLM's `SchedulerOutput`: placeholders, and newly allocated cache blocks.
+Also the room that a step has for drafts.
 
-vLLM pads a request that was just admitted or resumed, and whose prompt is cached but for one
-token, with K placeholders, so that its rows look like those of the others (`Scheduler.schedule`,
-under either way of scheduling, unless lengths come from a table by batch size). They come out
+If a request was just admitted or resumed, and all but one token of its prompt is cached, vLLM pads
+it with K placeholders, so that its rows look like those of the others (`Scheduler.schedule`,
+synchronous or asynchronous, unless lengths come from a table by batch size). Placeholders are
 rejected and say nothing about the drafter.
 """
 
@@ -19,13 +19,13 @@ from vllm_dflash.config.mode import Mode
 
 
 def newly_admitted(step: SchedulerOutput) -> set[str]:
-    """Requests that have no drafts of their own yet in this step: any are placeholders."""
+    """Requests without drafts of their own in this step: any they have are placeholders."""
     admitted = {request.req_id for request in step.scheduled_new_reqs}
     return admitted | step.scheduled_cached_reqs.resumed_req_ids
 
 
 def fresh_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int]:
-    """Blocks of a cache group that a step allocates; none that a prefix was found in."""
+    """Blocks of a cache group that a step allocates, without those of a cached prefix."""
     fresh: list[int] = []
     for request in step.scheduled_new_reqs:
         fresh += request.block_ids[group][-(-request.num_computed_tokens // block_size) :]
@@ -33,19 +33,18 @@ def fresh_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int
     for name, blocks, computed in zip(
         going_on.req_ids, going_on.new_block_ids, going_on.num_computed_tokens, strict=True
     ):
-        if blocks is not None:  # of a preempted request that resumes all, else what is added
+        if blocks is not None:  # all blocks of a resumed request, else the new ones
             found = -(-computed // block_size) if name in going_on.resumed_req_ids else 0
             fresh += blocks[group][found:]
     return fresh
 
 
 def room_for_blocks(config: VllmConfig) -> VllmConfig:
-    """A config by which, of a step's tokens and of the cache, each request is kept as much room as
-    its block has rows.
+    """A config with which vLLM reserves room, in a step and in the cache, for each request's block.
 
-    Free drafts and trees may be more than that, but those that a step verifies are among its tokens
-    anyway. vLLM would keep room for a block as long as the longest draft. The same config where
-    none is longer.
+    With the original config, vLLM would reserve room for the longest draft. Free drafts and trees
+    may be longer than a block, but the ones that a step verifies are among its tokens anyway.
+    Returns `config` itself if no draft is longer than a block.
     """
     width = Mode.of(config).draft_width
     narrow, speculative = copy(config), copy(config.speculative_config)
@@ -58,11 +57,11 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
 
 
 def few_rows(config: VllmConfig) -> tuple[int, str] | None:
-    """Log level and message where `max_num_batched_tokens` is too small for drafts or for all
-    requests; None where it suffices.
+    """Log level and message if `max_num_batched_tokens` is too small for drafts or for all
+    requests; None if it is large enough.
 
-    vLLM 0.32 reserves K rows of a step for each request's block. 0.33 reserves none, lets in no
-    more requests than have room for a block, and says so.
+    vLLM 0.32 reserves K rows of a step for each request's block. 0.33 reserves none; it admits only
+    as many requests as have room for a block, and logs that.
     """
     width, schedule = Mode.of(config).draft_width, config.scheduler_config
     assert config.speculative_config is not None

@@ -1,4 +1,4 @@
-"""Which scheduler an engine gets: V1's, or one of V2's."""
+"""Chooses an engine's scheduler: V1's, or one of V2's two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_dflash.seams import ENGINE, check_seams
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
-    """The scheduler of an engine; stands where vLLM expects a class of schedulers."""
+    """Build an engine's scheduler; called by vLLM in place of a scheduler class."""
     check_seams(ENGINE)
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: it is vLLM's own scheduler with"

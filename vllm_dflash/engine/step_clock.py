@@ -1,4 +1,4 @@
-"""How long steps take, from the end of one to the end of the next."""
+"""Step durations, from the end of one step to the end of the next."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from vllm_dflash.planning.step import Step
 class StepClock:
     """Times steps, from the end of one to the end of the next.
 
-    The engine never waits while it has unfinished requests, so where a request goes on, all the
-    time since the last step is part of this one.
+    The engine never waits while it has unfinished requests. So if a request continues from the last
+    step, all the time since then belongs to this step.
     """
 
     def __init__(self) -> None:
         self._ended = 0.0
         self._ids: Sequence[str] = ()
-        """Requests of the last step; none: it was a pause."""
+        """Requests of the last step; empty after a pause."""
         self._last: Step | None = None
         self._held = 0
-        """Steps that the next one of their kind is to stand for."""
+        """Held steps, to be reported together with the next one of their kind."""
         self._held_seconds = 0.0
 
     def finish(self, step: Step, *, hold: bool = False) -> Step | None:
-        """The step is over: write its seconds.
+        """Write the seconds of a step that has just ended.
 
         Args:
-            step: which one.
-            hold: whether to wait for more steps like this one, and to take them together.
+            step: gets its `seconds`, and if it only decoded and is not held, `target_seconds` and
+                `count`.
+            hold: whether to wait for more steps like this one, and report them together.
 
         Returns:
-            Those that were held, as one, if this step is not like them.
+            The held steps, as one, if this step verified drafts, which they did not; else None.
         """
         last, self._last = self._last, step
         is_same_batch, only_decodes = self._ids == step.ids, step.only_decodes
         since = self.skip(step.ids)
         held = None
-        if self._held and last is not None and step.verified.any():  # the held ones did not verify
+        if self._held and last is not None and step.verified.any():  # held steps verify no drafts
             mean = self._held_seconds / self._held
             held = replace(last, target_seconds=mean, count=self._held)
         if not (is_same_batch and only_decodes) or held is not None:
@@ -56,7 +57,7 @@ class StepClock:
         return held
 
     def skip(self, ids: Sequence[str]) -> float:
-        """A step of these requests is over, which nobody learns from: its seconds; 0: a pause."""
+        """End a step that nobody learns from. Returns its seconds, 0 after a pause."""
         last, self._ids = self._ids, ids
         now = time.perf_counter()
         since, self._ended = now - self._ended, now

@@ -1,4 +1,4 @@
-"""What must not happen any more once an engine is warm: compiling, capturing, reallocating."""
+"""Counts what must not happen after warm-up: compilation, graph capture, reallocation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch._dynamo.utils import counters
 from vllm.compilation.counter import compilation_counter
 
 NUMBA_COMPILES = numba_event.RecordingListener()
-"""The start and the end of each function that numba compiles in this process: those that meet
-arguments of types that are new to them among them."""
+"""Start and end events of each function that numba compiles in this process, including functions
+compiled again for new argument types."""
 numba_event.register("numba:compile", NUMBA_COMPILES)
 
 
 class WarmState:
     """Counts what changes after `seal`.
 
-    Persistent buffers are known by their addresses: a captured graph reads the old ones, and an
-    allocation inside a step costs time even without graphs. They are compared when somebody asks,
-    not in every step.
+    Persistent buffers are tracked by address: a captured graph reads the old one, and an allocation
+    inside a step costs time even without graphs. Addresses are compared in `to_dict`, not in every
+    step.
     """
 
     def __init__(
@@ -31,19 +31,20 @@ class WarmState:
         """Watch an engine's buffers and compilations.
 
         Args:
-            holders: returns the objects whose tensors are persistent buffers; None holds none.
-            late: code of vLLM's that it compiles when the first request needs it; not counted.
+            holders: returns the objects whose tensors are persistent buffers, or None for objects
+                that do not exist.
+            late: vLLM code that is compiled when the first request needs it; not counted.
         """
         self._holders = holders
         self._late = late
 
     def seal(self) -> None:
-        """From now on, count."""
+        """Start counting."""
         self._addresses = self._now()
         self._before = self._compiled()
 
     def to_dict(self) -> dict[str, int]:
-        """For `dflash_stats`. Buffers count that are not where they were, or are new."""
+        """Counts for `dflash_stats`; buffers count if they moved, are new, or are gone."""
         before, now = self._addresses, self._now()
         moved = sum(a != b for a, b in zip(now, before, strict=False))
         return {
@@ -55,7 +56,7 @@ class WarmState:
         return [buffer.data_ptr() for each in self._holders() for buffer in tensors_of(each)]
 
     def _compiled(self) -> int:
-        """Graph captures and compilations of this process so far, of any engine."""
+        """Number of graph captures and compilations in this process so far, by any engine."""
         late = len(_debug_get_cache_entry_list(self._late)) if self._late else 0
         by_dynamo = counters["stats"]["unique_graphs"] - late
         by_numba = len(NUMBA_COMPILES.buffer) // 2
@@ -63,7 +64,7 @@ class WarmState:
 
 
 def tensors_of(holder: object) -> list[torch.Tensor]:
-    """Those that an object has itself, or a tuple of them."""
+    """Tensors in a tuple, or in an object's own attributes; none for None."""
     if holder is None:
         return []
     values = holder if isinstance(holder, tuple) else vars(holder).values()

@@ -1,7 +1,7 @@
-"""Where vLLM meets our drafting code in each worker process: what all of our workers share.
+"""Base of our workers, which connect vLLM to our drafting code in each worker process.
 
-`v1/` and `v2/` have one for each model runner and platform, `cpu_worker.py` what those on CPUs
-share. What they attach to a runner is numbered as on the page of hooks (`plugin.py`).
+`v1/` and `v2/` have a worker for each model runner and platform; `cpu_worker.py` has what the CPU
+workers share. Hook numbers are those of `plugin.py`.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ from vllm_dflash.plugin import register_draft_model
 from vllm_dflash.seams import Seams, check_vllm
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
-"""Output of a step on V1, and on V2, where its tokens are still to come."""
+"""Output of a step: on V1 with its tokens, on V2 possibly before they have been computed."""
 
 
 class Drafter(Protocol):
-    """What stands in the place of vLLM's drafting code: our proposer (V1) or speculator (V2)."""
+    """Replacement for vLLM's drafting code: our proposer (V1) or speculator (V2)."""
 
     spec: DrafterSpec
     model: DFlashDraftModel
     warm: WarmState
     statistics: DraftStatistics
-    """What was counted so far."""
+    """Counters since the engine started."""
 
     def expect(self, step: SchedulerOutput) -> None:
-        """A step is about to run."""
+        """Prepare for a step that is about to run."""
 
 
 class DraftingWorker(Worker):
-    """What all of our workers add to vLLM's, from the start to the end of an engine."""
+    """Base of all our workers: what they add to vLLM's, from start-up to shutdown."""
 
     seams: ClassVar[Seams]
-    """What it relies on of vLLM's."""
+    """Parts of vLLM that the worker relies on; checked at start-up."""
     drafter: Drafter
     _ticking: tuple[Callable[[], object], ...] = ()
-    """What is called when a step has ended."""
+    """Functions to call after each step."""
     _keeper: EstimatesKeeper | None = None
     _compiling: CompileAside | None = None
     _monitor_jit: Callable[[], None] = staticmethod(lambda: None)
-    """What vLLM starts where it is done warming up; nothing on CPUs."""
+    """Starts vLLM's JIT monitor after warm-up; does nothing on CPUs."""
 
     def attach(self) -> Drafter:
-        """Put our drafting code into the model runner (hook 10)."""
+        """Install our drafting code in the model runner (hook 10)."""
         raise NotImplementedError
 
     def measure(self) -> StepCosts:
-        """What steps cost, by dummy batches: the same calls on every rank."""
+        """Measure what steps cost, with dummy batches. Every rank makes the same calls."""
         raise NotImplementedError
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """Plan from these costs, and from what an earlier engine has left in a file."""
+        """Start planning from these costs, and from an earlier engine's estimates in `file`."""
         raise NotImplementedError
 
     def end_step(self, output: Output) -> Output:
-        """A step has sampled and drafted; returns what the engine gets."""
+        """Finish a step after sampling and drafting. Returns the output for the engine."""
         raise NotImplementedError
 
     # --- the start --------------------------------------------------------------------------
 
     def init_device(self) -> None:
-        """Build the model runner, and put our drafting code in the place of vLLM's."""
+        """Build the model runner, and replace vLLM's drafting code with ours."""
         check_vllm(self.seams)
         register_draft_model()  # hook 6
         options = Mode.of(self.vllm_config)
@@ -95,7 +95,7 @@ class DraftingWorker(Worker):
                 logger().info("tensor parallelism: %s", about)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Warm up, then measure what steps cost, for the planner to start from."""
+        """Warm up, then measure the step costs that the planner starts from."""
         times = super().compile_or_warm_up_model()
         if Mode.of(self.vllm_config).is_planned:
             self._plan_lengths()
@@ -105,8 +105,8 @@ class DraftingWorker(Worker):
         return times
 
     def _maybe_activate_jit_monitor(self) -> None:
-        """Later: what is profiled behind vLLM's warm-up may compile kernels, which the monitor
-        warns of, or in mode "error" ends the engine for."""
+        """Postpone the monitor: profiling after vLLM's warm-up may compile kernels, and the monitor
+        would warn of them, or in mode "error" end the engine."""
         self._monitor_jit = super()._maybe_activate_jit_monitor
 
     def _plan_lengths(self) -> None:
@@ -126,7 +126,7 @@ class DraftingWorker(Worker):
         self.start_planning(costs, file)
 
     def start_counting(self) -> None:
-        """From now on. vLLM's warm-up runs steps through this worker that are no user's."""
+        """Reset the counters: vLLM's warm-up has run steps in this worker that serve no user."""
         self.drafter.statistics.clear()
         if self.rank != 0:
             return
@@ -144,9 +144,9 @@ class DraftingWorker(Worker):
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
-        """Sample and draft: the end of a step."""
+        """Sample and draft: the second half of a step."""
         output = super().sample_tokens(grammar_output)
-        if output is None:  # the step's first half failed, and vLLM says why
+        if output is None:  # the step's first half failed, and vLLM reports why
             return None
         output = self.end_step(output)
         for each in self._ticking:
@@ -156,14 +156,18 @@ class DraftingWorker(Worker):
     # --- weights that change ----------------------------------------------------------------
 
     def supports_draft_weight_updates(self) -> bool:
-        """Ours does not: see below."""
+        """No: `_set_draft_weight_update_target` says why."""
         return False
 
     def _set_draft_weight_update_target(self) -> None:
-        """Refuse new weights for the drafter, while nothing has changed.
+        """Refuse new weights for the drafter, before anything has changed.
 
-        They would come in parts, behind vLLM's empty tensors. Ours are checked and made ready all
-        at once: captured graphs read stacked K/V projections, which nobody would make anew.
+        They would arrive in parts, into vLLM's empty tensors. Our drafter checks and prepares its
+        weights all at once: captured graphs read stacked K/V projections, which no code would
+        rebuild.
+
+        Raises:
+            RuntimeError: always.
         """
         raise RuntimeError(
             "vllm-dflash loads a drafter's weights once. To update the target alone, call"
@@ -174,7 +178,7 @@ class DraftingWorker(Worker):
     # --- the end ----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """The engine ends: keep what was learned."""
+        """Stop the compiler, and save the estimates."""
         if self._compiling is not None:
             self._compiling.stop()
         if self._keeper is not None:
@@ -184,7 +188,7 @@ class DraftingWorker(Worker):
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.
 
-        One for each rank, the first of which counts: it decides for all, by times it measured.
+        Each rank returns its own. Read rank 0's: it decides for all ranks, from its own times.
         """
         kind, options = type(self.drafter), Mode.of(self.vllm_config)
         return {
@@ -199,7 +203,7 @@ class DraftingWorker(Worker):
 
 
 def expect_drafter(found: Any, kind: type) -> None:
-    """Stop where the runner has built something else than what ours stands for."""
+    """Raise `RuntimeError` unless the runner built the drafter that ours replaces."""
     if type(found) is not kind:
         raise RuntimeError(
             f"vllm-dflash {__version__} was selected, but the model runner built"

@@ -1,1 +1,1 @@
-"""What users and operators hear: the log, counters, figures for `/metrics`."""
+"""Reports to users and operators: the log, counters, and figures for `/metrics`."""

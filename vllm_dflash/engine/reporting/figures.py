@@ -1,15 +1,15 @@
-"""Figures of drafting on their way to Prometheus: from who counts them to the API server.
+"""Sends figures about drafting to the API server, for Prometheus.
 
-Who plans draft lengths counts: the first worker (V1), or the scheduler (V2) in the engine's
-process. Once a second, and when the engine runs dry, what is new travels:
+The planner of draft lengths counts: the first worker (V1), or the scheduler (V2) in the engine's
+process. Once a second, and when the engine becomes idle, the increases are sent on:
 
     worker                        as an attribute of the step's `ModelRunnerOutput`, like drafts
     engine's process, scheduler   in the `SchedulerStats` that vLLM sends with every step
-    API server                    `engine/reporting/prometheus.py` adds it to its counters
+    API server                    `engine/reporting/prometheus.py` adds them to its counters
 
-So no call is made for them. Each message is what came since the last, and vLLM hands a step's
-statistics to one API server only: the counters of several add up. Free drafts are counted by
-schedulers, because vLLM's own counters are.
+So they need no call of their own. Each message has the increases since the last one, and vLLM sends
+a step's statistics to one API server only, so the counters of several servers add up. Schedulers
+count free drafts, because vLLM's own draft counters are there, too.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from vllm_dflash.engine.reporting.statistics import (
 )
 
 INTERVAL = 1.0
-"""Seconds between two messages of an engine that is busy."""
+"""Seconds between two messages of a busy engine."""
 PREFIX = "vllm_dflash:"
 FREE = ("free_draft_tokens", "free_accepted_tokens")
-"""What schedulers count."""
+"""Figures that schedulers count on both runners."""
 OF_WORKERS = [name for name in METRICS if name not in FREE]
 
 FIGURES_SENT: Message[Figures] = Message("dflash_figures")
-"""V1, worker to scheduler."""
+"""Increases, from worker to scheduler (V1)."""
 FREE_DRAFTS: Message[Mapping[str, int]] = Message("dflash_free_drafts")
-"""V1, worker to scheduler: free drafts that the step has verified, of requests that had any."""
+"""Number of verified free drafts by request, if any, from worker to scheduler (V1)."""
 
 
 class CountingScheduler(Scheduler):
-    """vLLM's, which counts and sends what is shown at `/metrics`, on both runners."""
+    """vLLM's scheduler; also counts and sends the figures for `/metrics`, on both runners."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = Increases(self.statistics, INTERVAL, METRICS)
         self.free_drafts: Mapping[str, int] = {}
-        """That the step whose output is taken has verified, of requests that had any."""
+        """Number of free drafts that the step being processed has verified, by request, if any."""
 
     def make_spec_decoding_stats(
         self,
@@ -64,8 +64,8 @@ class CountingScheduler(Scheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> SpecDecodingStats | None:
-        """vLLM counts the drafts of a request, and we the free ones among them: not those of one
-        that was aborted meanwhile, so that no more free drafts are accepted than drafts."""
+        """Count the free drafts of a request when vLLM counts its drafts. Neither counts requests
+        that were aborted meanwhile, so accepted free drafts never exceed accepted drafts."""
         if verified := self.free_drafts.get(request_id, 0):
             self.statistics.free_draft_tokens += verified
             self.statistics.free_accepted_tokens += num_accepted_tokens
@@ -75,8 +75,8 @@ class CountingScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
-        """Take the sampled tokens. What is new goes with them to the API server, if it is time to,
-        or all of it if the engine runs dry."""
+        """Process the sampled tokens. Sends new figures to the API server with the outputs, if they
+        are due or the engine becomes idle."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         is_busy = scheduler_output.total_num_scheduled_tokens > 0
         own = self._figures.tick() if is_busy else self._figures.take()
@@ -86,10 +86,10 @@ class CountingScheduler(Scheduler):
 
 
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:
-    """In the engine's process: send them with the statistics of a step, if it has any (hook 17).
+    """Send figures with a step's statistics, if it has any (hook 17). For the engine's process.
 
-    The front end reads declared fields only. The free ones that are for connectors reach vLLM's
-    code for connectors; this one, for LoRA, is read by its Prometheus logger alone, behind ours.
+    The front end reads only declared fields. Free-form ones for connectors would reach vLLM's
+    connector code; this one, for LoRA, is read only by vLLM's Prometheus logger, after ours.
     """
     for output in outputs.values():
         if output.scheduler_stats is not None:
@@ -99,7 +99,7 @@ def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> 
 
 
 def take_figures(stats: SchedulerStats) -> dict[str, float]:
-    """In the API server: what `send_figures` put there, which is there no longer."""
+    """Remove the figures that `send_figures` added, and return them. For the API server."""
     adapters = stats.running_lora_adapters
     if not adapters:
         return {}

@@ -1,4 +1,4 @@
-"""What is said in vLLM's log: once at the start, every so often, and of what goes wrong unseen."""
+"""Our lines in vLLM's log: at start-up, at intervals, and warnings of silent failures."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
 ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32
-"""Between two looks. Requests of one prompt are all rejected at the same place, in one step."""
+"""Minimum between two checks of acceptance. Steps count because requests with the same prompt are
+all rejected at the same place, in the same step."""
 LEAST_ACCEPTED = 0.01
-"""Accepted drafts per verification, below which acceptance counts as stuck at zero: a drafter of
-random weights hits a token now and then."""
+"""Accepted drafts per verification below which acceptance counts as zero: a drafter with random
+weights sometimes hits a token."""
 STEPS_FOR_A_LINE, STEPS_FOR_A_GAIN = 32, 256
-"""Compared with the cost model: since the last line, and since the start. The first steps of an
-engine are slow, since kernels are prepared, and say nothing of what drafts bring."""
+"""Minimum steps compared with the cost model: since the last line for another line, and since the
+start for a gain in it. An engine's first steps are slow, because kernels are being prepared, and
+say nothing about the gain."""
 
 
 def logger() -> Logger:
-    """Ours, under vLLM's, so that its settings apply."""
+    """Our logger, a child of vLLM's, so that vLLM's log settings apply."""
     return init_logger("vllm.dflash")
 
 
 def log_active(options: Mode) -> None:
-    """The one line that says which DFlash runs."""
+    """Log which DFlash runs, in one line."""
     drafter, width, most = options.drafter, options.draft_width, options.num_speculative_tokens
     longer = "a draft tree" if options.tree_nodes == most else "free drafts"
     logger().info(
@@ -51,7 +53,7 @@ def log_active(options: Mode) -> None:
 
 
 def log_free_drafts(options: Mode) -> None:
-    """The line that says that texts are looked up."""
+    """Log that free drafts are on."""
     is_short = options.runner == "v1" and options.most_free < MOST_FREE_DRAFTS
     logger().info(
         "free drafts: up to %d tokens of a request's own text, where it repeats itself%s%s",
@@ -65,7 +67,7 @@ def log_free_drafts(options: Mode) -> None:
 
 
 def log_costs(costs: StepCosts, origin: str) -> None:
-    """The line that says what the planner starts from, and where that is from."""
+    """Log the costs that the planner starts from; `origin` says where they come from."""
 
     def milliseconds(curve: Curve) -> str:
         last = int(curve.counts[-1])
@@ -83,7 +85,7 @@ def log_costs(costs: StepCosts, origin: str) -> None:
 
 
 class PeriodicLog:
-    """Says what was planned since the last line, and what came of it, next to vLLM's own line on
+    """Logs what was planned since the last line, and the results. Complements vLLM's own line about
     speculative decoding."""
 
     def __init__(
@@ -92,15 +94,15 @@ class PeriodicLog:
         interval: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most one line in `interval` seconds."""
+        """Log at most one line per `interval` seconds."""
         self._statistics = statistics
         self._increases = Increases(statistics, interval, clock=clock)
         self._costs = statistics.costs.copy()
 
     def tick(self) -> None:
-        """A step has ended; write if it is time to and anything could have been drafted.
+        """Call after each step. Logs if a line is due and any request could have been drafted.
 
-        A line that is due waits for enough steps, however long the engine idles before them.
+        A line that is due waits for enough steps, however long the engine is idle before them.
         """
         if self._statistics.costs[0, 0] - self._costs[0, 0] < STEPS_FOR_A_LINE:
             return
@@ -134,8 +136,8 @@ class PeriodicLog:
 
 
 class DraftWatch:
-    """Warns of what goes on without an error, once of each: drafts that are not finite, or never
-    accepted."""
+    """Warns, once each, of failures without an error: drafts that are not finite, and drafts that
+    are never accepted."""
 
     def __init__(self, statistics: DraftStatistics, *, target: str, drafter: str) -> None:
         self._statistics = statistics
@@ -144,7 +146,7 @@ class DraftWatch:
         self._steps = self._verifications = self._accepted = 0
 
     def tick(self) -> None:
-        """A step has ended: compare the counters with those of the last looks."""
+        """Call after each step. Compares the counters with those of the last check."""
         now = self._statistics
         if now.nan_drafts and not self._warned_of_nan:
             self._warned_of_nan = True

@@ -1,4 +1,4 @@
-"""Our counters at `/metrics`, beside vLLM's. Runs in the API server."""
+"""Our counters at `/metrics`, in addition to vLLM's. Runs in the API server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS
 
 METRIC = "vllm:dflash_{}"
-"""Beginning like vLLM's own: it lists those, and forgets them where an engine is built anew."""
+"""Name of a counter. vLLM lists those that start with `vllm:`, and unregisters them when the
+process builds another engine."""
 
 
 class FigureLogger(AggregateStatLoggerBase):
@@ -28,7 +29,7 @@ class FigureLogger(AggregateStatLoggerBase):
     def __init__(
         self, vllm_config: VllmConfig, engine_indexes: list[int], beside: PrometheusStatLogger
     ) -> None:
-        """Make the counters, of the kind and with the labels of vLLM's (Ray's, under Ray Serve)."""
+        """Make the counters, with the labels and class of vLLM's own (Ray's under Ray Serve)."""
         labels = beside.per_engine_labelvalues
         self._counters = {
             name: create_metric_per_engine(
@@ -49,17 +50,17 @@ class FigureLogger(AggregateStatLoggerBase):
         mm_cache_stats: MultiModalCacheStats | None = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take what a step's statistics bring along; mostly nothing."""
+        """Add the figures in a step's statistics; most steps have none."""
         if scheduler_stats is not None:
             for name, more in take_figures(scheduler_stats).items():
                 self._counters[name][engine_idx].inc(more)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 def show_figures() -> None:
-    """Hook 17, in the front end; other engines of the process are left alone."""
+    """Add our counters in the front end (hook 17). Other engines in the process are unaffected."""
     original = StatLoggerManager.__init__
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return
@@ -73,7 +74,7 @@ def show_figures() -> None:
         if not isinstance(additional, dict) or ADDITIONAL_CONFIG_KEY not in additional:
             return
         vllms = next(one for one in self.stat_loggers if isinstance(one, PrometheusStatLogger))
-        # In front of vLLM's, for which our figures would be adapters of LoRA.
+        # Before vLLM's logger, which would take our figures for LoRA adapters.
         self.stat_loggers.insert(0, FigureLogger(vllm_config, self.engine_indexes, vllms))
 
     __init__.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""What is counted of drafting: one table, from which `/metrics`, `dflash_stats` and the log take
-their names."""
+"""Counters of drafting: one table, from which `/metrics`, `dflash_stats` and the log take their
+names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import Step, StepEstimate
 
 UNIT = 1e-6
-"""Unit of fractions in messages: vLLM's statistics have room for whole numbers only."""
+"""Unit of figures in messages: the field in vLLM's statistics holds only integers."""
 Figures = dict[str, int]
 """Increase of each counter that increased, in `UNIT`."""
 COSTS = ("step", "draft", "context")
-"""Kinds of time that are estimated."""
+"""Times that are estimated for each step."""
 
 
 def _counter(about: str, *, is_shown: bool = False) -> Any:
-    """One that starts at 0, and never decreases; `is_shown`: at `/metrics`, too."""
+    """A counter that starts at 0 and never decreases; `is_shown`: also at `/metrics`."""
     return field(default=0, metadata={"about": about, "is_shown": is_shown})
 
 
@@ -65,33 +65,33 @@ class DraftStatistics:
     draft_lengths: Ints = field(init=False)
     """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
     costs: Floats = field(init=False)
-    """For each of `COSTS`: count, seconds estimated beforehand, and seconds measured, [3, 3]."""
+    """Count, estimated seconds and measured seconds for each of `COSTS`, [3, 3]."""
 
     def __post_init__(self) -> None:
         self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)
         self.costs = np.zeros((len(COSTS), 3))
 
     def clear(self) -> None:
-        """Count from zero again, for everybody who reads these."""
+        """Reset all counters to zero, in place."""
         vars(self).update(vars(DraftStatistics(self.max_draft)))
 
     def observe_verification(self, step: Step) -> None:
-        """Count what became of the drafts that a step verified."""
+        """Count the results of the drafts that a step verified."""
         numbers = zip(step.verified.tolist(), step.verified_free.tolist(), strict=True)
         self.count_verified(step.ids, step.produced.tolist(), [*numbers])
 
     def count_verified(
         self, ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, int]]
     ) -> None:
-        """Count the same from lists of R, which is quicker for batches of a server's size.
+        """Count the same from lists, which is faster than arrays for a server's batch sizes.
 
         Args:
-            ids: of the requests.
-            produced: tokens of each.
-            drafts: how many of each were verified, and of those, what its text had predicted.
+            ids: ids of the requests, [R].
+            produced: tokens that each request got, [R].
+            drafts: verified drafts of each request, and how many of these were free, [R].
         """
         for _, tokens, (verified, free) in zip(ids, produced, drafts, strict=True):
-            if tokens and verified:  # one whose sample was discarded verified nothing
+            if tokens and verified:  # a discarded sample verifies nothing
                 self.verifications += 1
                 self.draft_tokens += verified
                 self.accepted_tokens += tokens - 1
@@ -101,7 +101,7 @@ class DraftStatistics:
                     self.free_accepted_tokens += tokens - 1
 
     def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
-        """Count a step that runs blocks of these lengths, [R]; of nobody: the drafter rests."""
+        """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle."""
         self.steps += 1
         self.drafted_steps += len(lengths) > 0
         self.skipped_steps += could_draft and not len(lengths)
@@ -110,7 +110,7 @@ class DraftStatistics:
         self.planned_tokens += int(lengths.sum())
 
     def observe(self, step: Step, estimate: StepEstimate | None) -> None:
-        """Count a step that is over; `estimate` is what its time was expected to be."""
+        """Count a step that has ended; `estimate`: its expected time, if there is one."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
         self.observe_lengths(blocks, could_draft=step.could_draft)
@@ -119,7 +119,7 @@ class DraftStatistics:
         self.observe_time(step, estimate)
 
     def observe_time(self, step: Step, estimate: StepEstimate | None) -> None:
-        """Count what a step took; `estimate` is what was expected."""
+        """Count a step's times; `estimate`: its expected time, if there is one."""
         self.step_seconds += step.seconds
         self.draft_seconds += step.draft_seconds
         self.context_seconds += step.context_seconds
@@ -127,7 +127,7 @@ class DraftStatistics:
         self.compare(step, estimate)
 
     def compare(self, step: Step, estimate: StepEstimate | None) -> None:
-        """Count how a step's time was estimated, if it was."""
+        """Compare a step's time with its estimate, if there is one."""
         if estimate is None:
             return
         times = np.array([step.count, step.draft_rows > 0, step.context_rows > 0])
@@ -139,11 +139,11 @@ class DraftStatistics:
         self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
 
     def counts(self) -> dict[str, float]:
-        """All counters."""
+        """All counters, by name."""
         return {name: getattr(self, name) for name in COUNTERS}
 
     def to_dict(self) -> dict[str, Any]:
-        """For `dflash_stats`: counters and the means derived from them; plain values only."""
+        """Counters and means derived from them, for `dflash_stats`; only plain Python values."""
         count, plain, seconds = self.verifications, self.plain_tokens, self.step_seconds
         means = 1000.0 * self.costs[:, 1:] / np.maximum(self.costs[:, :1], 1)
         return {
@@ -168,13 +168,13 @@ class DraftStatistics:
 
 
 COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
-"""What each counter counts."""
+"""Description of each counter, by name."""
 METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
-"""Those that are shown at `/metrics`."""
+"""Names of the counters that are shown at `/metrics`."""
 
 
 class Increases:
-    """What counters have grown by: asked for as steps end, told once in an interval."""
+    """Increases of counters, reported once per interval."""
 
     def __init__(
         self,
@@ -183,17 +183,18 @@ class Increases:
         names: Collection[str] = tuple(COUNTERS),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing was told of these so far; `interval` in seconds."""
+        """Report the counters `names`, from zero; `interval` in seconds."""
         self._statistics, self._interval, self._clock = statistics, interval, clock
         self._due = clock() + interval
         self._told = dict.fromkeys(names, 0)
 
     def tick(self) -> Figures | None:
-        """A step has ended: what is new, if it is time to tell."""
+        """Call after each step. Returns the increases if the interval is over, else None."""
         return None if self._clock() < self._due else self.take()
 
     def take(self) -> Figures:
-        """All of it. For the step without tokens with which vLLM ends every stretch of work."""
+        """Increases since the last report, due or not: also for the step without tokens that ends
+        each of vLLM's busy periods."""
         self._due = self._clock() + self._interval
         counts = self._statistics.counts()
         now = {name: round(counts[name] / UNIT) for name in self._told}

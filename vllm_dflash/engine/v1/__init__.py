@@ -1,1 +1,1 @@
-"""Drafting on vLLM's V1 model runner, which is what CPUs have."""
+"""Drafting on vLLM's V1 model runner, on CPUs."""

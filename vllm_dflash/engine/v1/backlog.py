@@ -1,4 +1,4 @@
-"""Context rows that wait to be stored until a request is drafted that needs them."""
+"""Context rows that are stored only when a request that needs them is drafted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from vllm_dflash.planning import Bools, Ints
 MAX_BYTES = 256 << 20
 MAX_ROWS = 16384
 STORED_AHEAD = 256
-"""Where the ring is full, so many rows are stored at a time: one reads the same weights."""
+"""Rows stored at a time when the ring is full: a single row would read the same weights."""
 EMPTY = -1
 
 
 class ContextBacklog:
-    """Keeps target features back, by cache slot, and stores those of a request that is drafted.
+    """Holds target features, by cache slot, until a request that needs them is drafted.
 
-    Projecting context costs a few percent of the target's own work, for requests that are never
-    drafted as well. So rows wait here. Rows of blocks that are given to somebody else are dropped.
-    Storing many rows at a time is cheaper, too.
+    Projecting context costs a few percent of the target's own work, also for requests that are
+    never drafted. So rows wait here, and rows of blocks that get a new owner are dropped. Storing
+    many rows at a time is also cheaper.
 
-    The rows lie in a ring. Where it is full, the oldest are stored after all, so nothing is
-    missing that a request could need, whether it computed the block or found it in the cache: rows
-    are known by their slot and not by their request.
+    The rows are in a ring. When it is full, the oldest rows are stored, so no request's context is
+    ever incomplete. That includes blocks found in the prefix cache, because rows are identified by
+    slot, not by request.
     """
 
     def __init__(
@@ -39,34 +39,45 @@ class ContextBacklog:
         num_slots: int,
         block_size: int,
     ) -> None:
-        """For features of `width` numbers, and a cache of so many slots in such blocks."""
+        """Make an empty backlog.
+
+        Args:
+            context: stores the rows.
+            width: values per feature row, m * H.
+            dtype: dtype of the features.
+            num_slots: slots of the cache.
+            block_size: slots per block in the block tables.
+        """
         self._context = context
         self._block_size = block_size
         capacity = min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize))
-        self._features = torch.empty(capacity, width, dtype=dtype)  # taken up as it fills
+        self._features = torch.empty(capacity, width, dtype=dtype)  # uses memory only as it fills
         self._positions = torch.empty(capacity, dtype=torch.int64)
         self._slot_of = np.full(capacity, EMPTY)
-        """What each row of the ring waits for."""
+        """Slot of each row of the ring, or `EMPTY`."""
         self._row_of = np.full(num_slots, EMPTY, dtype=np.int32)
-        """What waits for each slot."""
+        """Row of the ring that waits for each slot, or `EMPTY`."""
         self._in_block = np.zeros(-(-num_slots // block_size), dtype=np.int32)
-        """Rows that wait for each block."""
+        """Number of waiting rows of each block."""
         self._next = self._count = 0
 
     def __len__(self) -> int:
-        """How many rows wait."""
+        """Number of waiting rows."""
         return self._count
 
     def drop(self, blocks: Collection[int], block_size: int) -> None:
-        """Blocks that have a new owner, or none that could be found again; before `add`."""
+        """Drop the rows of blocks that have a new owner, or that no request can find again.
+
+        Call before `add`. `block_size`: slots per block here, which may differ from the backlog's.
+        """
         if blocks:
             self._drop(slots_in(np.array([*blocks]), block_size))
 
     def add(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> int:
-        """Take rows [C, m * H], their positions [C] and slots [C].
+        """Add rows [C, m * H] with their positions [C] and slots [C].
 
         Returns:
-            How many rows were stored, to make space or because they are too many to keep.
+            Number of rows stored, to make space or because the new rows are too many to keep.
         """
         count, most = len(features), len(self._slot_of) // 4
         if count > most:
@@ -75,7 +86,7 @@ class ContextBacklog:
             self._next = 0
         start, self._next = self._next, self._next + count
         rows, stored = slice(start, self._next), 0
-        if (self._slot_of[rows] != EMPTY).any():  # the oldest, and those soon behind
+        if (self._slot_of[rows] != EMPTY).any():  # the oldest rows, and some after them
             here = self._slot_of[start : start + max(count, min(STORED_AHEAD, most))]
             stored = self._store(start + np.flatnonzero(here != EMPTY))
         self._features[rows], self._positions[rows] = features, positions
@@ -90,17 +101,17 @@ class ContextBacklog:
     def store_new(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> int:
-        """Store rows that need not wait, as for `add`. Returns how many they are."""
+        """Store rows at once; arguments as for `add`. Returns their number."""
         self._drop(slots.numpy())
         self._context.store(features, positions, slots)
         return len(features)
 
     def count(self, block_table: Ints, context_lens: Ints) -> Ints:
-        """Rows that wait for slots of each request's context, [R].
+        """Number of waiting rows of each request's context, [R].
 
         Args:
             block_table: blocks of each request, [R, B].
-            context_lens: tokens in them, [R].
+            context_lens: tokens of context of each request, [R].
         """
         if not self._count:
             return np.zeros(len(context_lens), dtype=np.int64)
@@ -108,7 +119,7 @@ class ContextBacklog:
         return (self._in_block[block_table[:, : used.shape[1]]] * used).sum(axis=1)
 
     def store(self, block_table: Ints, context_lens: Ints) -> int:
-        """Store all that waits for these requests' contexts. Returns how many rows that was."""
+        """Store all waiting rows of these requests' contexts. Returns their number."""
         if not self._count:
             return 0
         used = self._used(context_lens)
@@ -117,13 +128,13 @@ class ContextBacklog:
         return self._store(self._rows_of(slots_in(blocks, self._block_size)))
 
     def _drop(self, slots: Ints) -> None:
-        """Nothing waits for these slots any longer; some may be named twice."""
+        """Drop the rows that wait for these slots; slots may repeat."""
         rows = self._rows_of(slots) if self._count else slots[:0]
         if len(rows):
             self._free(np.unique(rows))
 
     def _free(self, rows: Ints) -> None:
-        """These rows wait no longer; each once."""
+        """Free these rows of the ring; they must be distinct."""
         slots = self._slot_of[rows]
         self._row_of[slots] = EMPTY
         self._slot_of[rows] = EMPTY
@@ -138,7 +149,7 @@ class ContextBacklog:
         return len(rows)
 
     def _used(self, context_lens: Ints) -> Bools:
-        """Which columns of a block table these contexts use, [R, most of their blocks]."""
+        """Which columns of a block table each context uses, [R, most blocks of any]."""
         num_blocks = -(-context_lens // self._block_size)
         return np.arange(num_blocks.max(initial=0)) < num_blocks[:, None]
 
@@ -155,9 +166,15 @@ def slots_in(blocks: Ints, block_size: int) -> Ints:
 def useless_blocks(
     ended: Collection[CachedRequestState], group: int, block_size: int, *, caches_prefixes: bool
 ) -> list[int]:
-    """Blocks of requests that have ended in which no later request can find a prefix.
+    """Blocks of ended requests that no later request can find as a cached prefix.
 
-    A block can be found if it was filled; the last token of a request never was computed.
+    Only full blocks can be found, and the last token of a request was never computed.
+
+    Args:
+        ended: the requests that have ended.
+        group: number of the cache group.
+        block_size: slots per block of that group.
+        caches_prefixes: whether prefix caching is on; if not, all blocks are returned.
     """
     useless: list[int] = []
     for request in ended:

@@ -22,39 +22,43 @@ class BlockDrafts:
     """Drafts of D requests."""
 
     requests: Ints
-    """Their rows in the batch, [D]."""
+    """Batch rows of the drafted requests, [D]."""
     tokens: list[list[int]]
-    """Up to the first token whose logits were not finite."""
+    """Drafts of each request, up to the first whose logits were not finite."""
     confidence: Floats
-    """Probability of each token under the drafter, 0 behind a request's end, [D, w]."""
+    """Probability of each token under the drafter, 0 past the end of a narrower block, [D, w]."""
 
 
 NO_BLOCKS = BlockDrafts(np.zeros(0, np.int64), [], np.zeros((0, 0)))
-"""What a step without drafts has."""
+"""The drafts of a step in which no blocks are drafted."""
 
 
 class BlockForward:
-    """Runs the drafter's blocks and takes the most likely token of each row."""
+    """Runs the drafter on blocks and picks the tokens."""
 
     def __init__(self, model: DFlashDraftModel, vllm_config: VllmConfig) -> None:
         self._model = model
         self._vllm_config = vllm_config
         self.groups: list[DraftAttentionGroup] = []
-        """Layers that share attention metadata, once the cache is there."""
+        """Groups of layers that share attention metadata; set once the cache exists."""
         assert vllm_config.speculative_config is not None
         self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
     @property
     def reads_newest(self) -> bool:
-        """Whether drafts are chosen by the newest context, too."""
+        """Whether drafts also depend on the features of the newest context row (LiLiCorr)."""
         return self._model.spec.lilicorr is not None
 
     def draft(
         self, inputs: BlockInputs, block_table: torch.Tensor, newest: torch.Tensor | None
     ) -> BlockDrafts:
-        """Draft for the D requests of the layout; block table of the whole batch, [R, blocks].
+        """Draft for the D requests in the layout.
 
-        `newest`: features of each one's last context row, [D, m * H], where those are read.
+        Args:
+            inputs: layout of their blocks.
+            block_table: cache blocks of the whole batch, [R, blocks].
+            newest: features of each drafted request's last context row, [D, m * H]; None unless
+                `reads_newest`.
         """
         widths = np.diff(inputs.query_start_loc)
         query_start_loc = torch.from_numpy(inputs.query_start_loc)
@@ -98,21 +102,26 @@ class BlockForward:
         bonus_ids: Ints,
         newest: torch.Tensor | None,
     ) -> tuple[list[int], Floats]:
-        """Most likely tokens of rows [Q, H], [Q], and their probability, 0 where the logits are not
-        finite, [Q].
+        """Pick the most likely tokens.
 
-        `lengths`: how many rows each of the blocks has, [D]; `bonus_ids`: their first tokens, [D];
-        `newest`: as for `draft`.
+        Args:
+            hidden: hidden states of all mask rows, [Q, H].
+            lengths: number of mask rows of each block, [D].
+            bonus_ids: bonus token of each block, [D].
+            newest: as for `draft`.
+
+        Returns:
+            Tokens, [Q], and their probability, 0 if the logits are not finite, [Q].
         """
         if self._model.has_candidates:
             return self._walk(hidden, lengths, bonus_ids, newest)
         if self.searches_by_rank:
-            # Lengths are fixed: nobody asks how sure the drafter is. Only ids come back, so drafts
-            # of NaN are neither seen nor counted; they are verified like others.
+            # Lengths are fixed, so confidence is not needed. Only ids come back, so drafts with NaN
+            # logits are not noticed or counted; they are verified like others.
             tokens = self._model.get_top_tokens(hidden)
             return tokens.tolist(), np.ones(len(tokens))
         logits = self._model.compute_logits(hidden).float()  # [Q, V]
-        best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+        best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is the maximum
         probability = torch.exp(best - logits.logsumexp(dim=-1))
         probability = probability.where(torch.isfinite(best), 0.0)
         return self._model.target_ids(tokens).tolist(), probability.numpy()
@@ -120,9 +129,9 @@ class BlockForward:
     def _walk(
         self, hidden: torch.Tensor, lengths: Ints, bonus_ids: Ints, newest: torch.Tensor | None
     ) -> tuple[list[int], Floats]:
-        """`pick` where tokens are chosen one after the other in each block.
+        """`pick` for drafters that choose each block's tokens one after the other.
 
-        Blocks of one width together: to LiLiCorr, each place of a block matters to all others.
+        Blocks of equal width run together: in LiLiCorr, each place of a block affects all others.
         """
         model = self._model
         candidates, logits = model.compute_candidates(hidden)  # [Q, C]
@@ -141,7 +150,7 @@ class BlockForward:
                 None if fused is None else fused[these],
             )
             tokens[rows], probability[rows] = walk(candidates[rows], scores)
-        # The walk takes the largest score: not finite where any of its place is NaN.
+        # The walk takes the largest score, which is not finite if any score of that place is NaN.
         probability = probability.where(torch.isfinite(probability), 0.0)
         return tokens.tolist(), probability.numpy()
 
@@ -153,7 +162,7 @@ class BlockForward:
         positions: torch.Tensor,
         offsets: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Blocks [Q] to hidden states [Q, H]; without metadata, a dummy run that writes nothing."""
+        """Run blocks [Q] to hidden states [Q, H]. Without metadata, a dummy run: writes nothing."""
         with set_forward_context(
             attn_metadata,
             self._vllm_config,

@@ -1,17 +1,17 @@
-"""V1's step: the host plans.
+"""The drafting part of a step on V1, planned on the host.
 
-A step, behind the target's, top to bottom (`HostStep.run`):
+After the target, in order (`HostStep.run`):
 
-    outcome   what became of the drafts that the step verified
-    context   of the tokens that came to stay: stored, or kept waiting        (backlog.py)
-    look up   what the requests' own texts predict                            (planning/texts.py)
-    plan      whom to draft, and how wide                                     (planning/planner.py)
-    block     the drafter: context that these wait for stored, blocks drafted (block_forward.py)
-    choose    block or text, and how many of its drafts are to be verified    (planning/planner.py)
-    hand over to the scheduler, as lists of tokens                            (message.py)
+    outcome    count which of our drafts were verified and accepted
+    context    store the context of rows not rejected, or let it wait    (backlog.py)
+    look up    find free drafts                                          (planning/texts.py)
+    plan       which requests to draft, and how wide                     (planning/planner.py)
+    block      store context that these requests wait for, draft blocks  (block_forward.py)
+    choose     block or free drafts, and how many of them to verify      (planning/planner.py)
+    hand over  drafts to the scheduler, as lists of tokens               (message.py)
 
-A plan without blocks holds for some steps, in which texts alone are looked up. `proposer.py`
-takes from vLLM what a step needs: arrays and tensors.
+A plan without blocks also applies to the next few steps, which only look up free drafts.
+`proposer.py` gets a step's inputs, arrays and tensors, from vLLM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 
 class TargetBatch(NamedTuple):
-    """What the target ran, T rows of R requests, and what there is to draft them by."""
+    """Inputs for drafting after the target ran T rows of R requests."""
 
     features: torch.Tensor
     """Hidden states of the taps, [T, m * H]."""
@@ -45,50 +45,50 @@ class TargetBatch(NamedTuple):
     slots: torch.Tensor
     """Slots of the drafter's cache, [T]."""
     query_start_loc: Ints
-    """First row of each request and the total, [R + 1]."""
+    """First row of each request, then the total, [R + 1]."""
     num_rejected: Ints
-    """Rejected drafts, the last rows of each, [R]."""
+    """Rejected drafts of each request, which are its last rows, [R]."""
     block_table: torch.Tensor
     """Cache blocks of each request, [R, most of any]."""
     sampled: Ints
-    """Tokens that each was given, and -1 behind them, [R, most of any]."""
+    """Tokens that each request got, then -1, [R, most of any]."""
     bonus_ids: Ints
-    """The newest of them, [R]."""
+    """Newest token of each request, [R]."""
     texts: Ints
-    """All tokens of each before those; they are written behind them, [R, longest] int32."""
+    """All earlier tokens of each request, [R, longest] int32. The step appends `sampled`."""
     text_limits: Ints
-    """Tokens that each may come to by its text, 0: it has none to look up, [R]."""
+    """Maximum length of each request with free drafts, [R]; 0: it has no text to look up."""
     block_limits: Ints
-    """And by the drafter, [R]."""
+    """Maximum length of each request with drafts of a block, [R]."""
     most_free: int
-    """Free drafts of each at most, for which a step has room."""
+    """Maximum number of free drafts per request that a step has room to verify."""
 
 
 class FixedLength:
-    """`draft_length: "fixed"`, which stands in the planner's place: always K, or as many as a
+    """Replacement for the planner with `draft_length: "fixed"`: always K drafts, or as many as a
     request can use."""
 
     is_same_everywhere = True
-    """On all tensor-parallel ranks, by itself."""
+    """Whether all tensor-parallel ranks get the same plan without exchanging it."""
 
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
     def plan(self, step: Step) -> Plan:
-        """Everybody who can use drafts."""
+        """Draft for every request that can use drafts."""
         width = min(self.max_draft, int(step.limits.max(initial=0)))
         return Plan(step.limits > 0, width, price=0.0, speedup=1.0)
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
-        """All of them."""
+        """Verify all drafts."""
         return np.minimum(step.limits, step.plan.width) * step.plan.drafted
 
     def observe(self, step: Step) -> None:
-        """Expects nothing, and learns nothing."""
+        """Do nothing: no estimate, and nothing to learn."""
 
 
 class HostStep:
-    """Drafts of one worker, step by step."""
+    """Drafts for one worker's batch in every step."""
 
     def __init__(
         self,
@@ -97,39 +97,47 @@ class HostStep:
         context: ContextProjection,
         block_size: int,
     ) -> None:
-        """Fixed lengths and no free drafts, until told otherwise; `block_size` is the cache's."""
+        """Start with fixed lengths and no free drafts; `block_size`: tokens per cache block."""
         self.width = options.draft_width
-        """Drafts of a block at most; there may be more of free ones."""
+        """Maximum drafts of a block; a request can have more free drafts."""
         self.mask_token_id = options.drafter.mask_token_id
         self.block_size = block_size
         self.block = block
         self.context = context
         self.policy: Planner | FixedLength = FixedLength(self.width)
         self.texts: SuffixMatches | None = None
-        """What gives free drafts, if anything does."""
+        """Source of free drafts; None: no free drafts."""
         self.backlog: ContextBacklog | None = None
-        """Without one, context is stored in every step."""
+        """None: context is stored in every step."""
         self.statistics = DraftStatistics(self.width)
         self._clock = StepClock()
         self._handed_over: dict[str, bool] = {}
-        """Requests that have drafts which are still to be verified, for they may have to wait for
-        their turn; and whether their text predicted them."""
+        """Requests whose drafts are still to be verified, and whether these are free drafts. The
+        scheduler may make a request wait for several steps."""
         self._last = Step((), np.zeros(0, np.int64))
-        """The step before."""
+        """The previous step."""
         self._skip_steps = 0
-        """How often nobody need be asked again, while the batch is the last one."""
+        """Number of next steps that need no new plan, as long as the batch stays the same."""
 
     def expect(self, admitted: set[str], ended: set[str], texts: Ints) -> None:
-        """A step is about to run, to which such requests come, whose drafts vLLM has dropped; and
-        such have ended, whose texts are as they were at the last look-up."""
+        """Prepare for a step that is about to run.
+
+        Args:
+            admitted: requests that join or resume in this step; vLLM has dropped their drafts.
+            ended: requests that have ended.
+            texts: `TargetBatch.texts`, as it was at the last look-up.
+        """
         for name in admitted | ended:
             self._handed_over.pop(name, None)
         if ended and self.texts is not None:
             self.texts.end(ended, texts)
 
     def run(self, step: Step, batch: TargetBatch) -> list[list[int]]:
-        """What each request of the batch is to have verified next. The step knows its `ids`,
-        `produced`, `rows`, `context_lens`, and how many drafts it `verified`, ours or not."""
+        """Drafts of each request to verify next.
+
+        `step` comes with `ids`, `produced`, `rows`, `context_lens` and `verified`, which counts all
+        drafts, ours or not.
+        """
         self._take_outcome(step)
         self._keep_context(step, batch)
         self._take_skip(step)
@@ -147,8 +155,8 @@ class HostStep:
         return self._hand_over(step, block)
 
     def end(self, step: Step) -> None:
-        """The runner is done with a step: time it, learn from it, count it."""
-        # A step that verified drafts is unlike the undrafted ones that may follow it.
+        """Time a finished step, learn from it, and count it."""
+        # A step that verified drafts differs from the undrafted steps that may follow it.
         is_skipping = self._skip_steps > 0 and not step.verified.any()
         held = self._clock.finish(step, hold=is_skipping)
         if held is not None:
@@ -160,7 +168,7 @@ class HostStep:
     # --- the parts of a step, in their order ------------------------------------------------------
 
     def _take_outcome(self, step: Step) -> None:
-        """What became of our drafts; a discarded sample says nothing of them."""
+        """Count the results of our drafts only, and not if the sample was discarded."""
         if not step.verified.any():
             return
         ours = np.array([name in self._handed_over for name in step.ids])
@@ -170,11 +178,11 @@ class HostStep:
         self.statistics.observe_verification(step)
 
     def _keep_context(self, step: Step, batch: TargetBatch) -> None:
-        """Keep the context of all rows that the target did not reject."""
+        """Store the context of all rows that were not rejected, or add it to the backlog."""
         rows: slice | torch.Tensor
         if batch.num_rejected[:-1].any():
             rows = torch.from_numpy(kept_rows(batch.query_start_loc, batch.num_rejected))
-        else:  # what is kept is in one piece, so nothing need be copied
+        else:  # the kept rows are contiguous, so no copy is needed
             rows = slice(len(batch.features) - int(batch.num_rejected[-1]))
         kept = batch.features[rows], batch.positions[rows], batch.slots[rows]
         with step.timing("context"):
@@ -182,13 +190,13 @@ class HostStep:
                 self.context.store(*kept)
                 step.context_rows = len(kept[0])
                 return
-            # While all are drafted step after step, it would not wait for long.
+            # If all requests are drafted in every step, context would not wait long.
             goes_on = step.ids == self._last.ids and self._last.plan.drafted.all()
             take = self.backlog.store_new if goes_on else self.backlog.add
             step.context_rows = take(*kept)
 
     def _take_skip(self, step: Step) -> None:
-        """An earlier plan may have said that nobody is drafted in this step either."""
+        """Skip drafting if an earlier plan covers this step, too."""
         if not self._skip_steps or step.ids != self._last.ids:
             self._skip_steps = 0
             return
@@ -198,12 +206,12 @@ class HostStep:
         step.is_resting = True
 
     def _look_up(self, step: Step, batch: TargetBatch) -> None:
-        """What texts predict, and what became of what they predicted before."""
+        """Look up free drafts, and how many tokens of the last look-up were right."""
         if self.texts is None:
             return
         with step.timing("planning"):
             texts, lens, produced = batch.texts, step.context_lens, step.produced
-            # The runner will write the same ones. Other types would be compiled for.
+            # The runner will write the same tokens. Other dtypes trigger compilation.
             append_tokens(texts, lens, batch.sampled.astype(np.int32, copy=False), produced)
             found = self.texts.look_up(
                 step.ids, texts, lens, produced, batch.text_limits, batch.most_free
@@ -212,7 +220,7 @@ class HostStep:
             step.predicted = found
 
     def _limit(self, step: Step, batch: TargetBatch) -> None:
-        """How many drafts of a block each can use, and how much context waits for them."""
+        """Find how many drafts of a block each request can use, and its waiting context."""
         step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
         step.could_draft = bool(step.limits.any())
         if self.backlog is not None:
@@ -221,7 +229,7 @@ class HostStep:
                 step.waiting = self.backlog.count(table, step.context_lens)
 
     def _plan(self, step: Step) -> None:
-        """Whom to draft and how wide, on every rank alike."""
+        """Plan which requests to draft and how wide; the same on every rank."""
         with step.timing("planning"):
             plan = self.policy.plan(step)
         step.plan = plan if self.policy.is_same_everywhere else from_rank_0(plan)
@@ -229,7 +237,7 @@ class HostStep:
             self._skip_steps = step.plan.skip_steps
 
     def _catch_up(self, step: Step, batch: TargetBatch) -> None:
-        """Store the context for which the requests that are drafted wait."""
+        """Store the waiting context of the requests to draft."""
         if self.backlog is None:
             return
         drafted = step.plan.drafted
@@ -238,7 +246,7 @@ class HostStep:
             step.context_rows += self.backlog.store(table, step.context_lens[drafted])
 
     def _run_block(self, step: Step, batch: TargetBatch) -> BlockDrafts:
-        """Blocks of all requests that are drafted, in one forward of the drafter."""
+        """Draft the blocks of all planned requests in one forward pass of the drafter."""
         inputs = block_inputs(
             step.context_lens,
             np.minimum(step.limits, step.plan.width) * step.plan.drafted,
@@ -257,7 +265,7 @@ class HostStep:
         return block
 
     def _choose(self, step: Step, block: BlockDrafts) -> None:
-        """Choose what drafts each request, and how many tokens, on every rank alike."""
+        """Choose block or free drafts for each request, and how many; the same on every rank."""
         drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
         step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())
@@ -271,7 +279,7 @@ class HostStep:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 
     def _compare(self, step: Step, block: BlockDrafts) -> None:
-        """How far blocks say what their requests' texts do, too."""
+        """Count the first drafts of each block that agree with the request's free drafts."""
         assert self.texts is not None
         assert step.predicted is not None
         for request, drafts in zip(block.requests.tolist(), block.tokens, strict=True):
@@ -280,7 +288,7 @@ class HostStep:
             step.agreed[request] = differ.argmax() if differ.any() else length
 
     def _hand_over(self, step: Step, block: BlockDrafts) -> list[list[int]]:
-        """To the scheduler, and to the memory of the next step."""
+        """Return the drafts for the scheduler, and remember which requests have some."""
         drafts: list[list[int]] = [[] for _ in step.ids]
         for request, tokens in zip(block.requests.tolist(), block.tokens, strict=True):
             drafts[request] = tokens[: step.lengths[request]]

@@ -1,6 +1,6 @@
-"""The proposer for vLLM's V1 model runner: what vLLM calls, at the start and in every step.
+"""The proposer for vLLM's V1 model runner: vLLM calls it at start-up and in every step.
 
-It stands between vLLM's types and the step itself (`host_step.py`).
+It converts vLLM's types for the step itself (`host_step.py`).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from vllm_dflash.planning.texts import SuffixMatches
 RANKS = getattr(  # under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is
     batched_count_greater_than, "_torchdynamo_orig_callable", batched_count_greater_than
 ).__code__
-"""Ranks a token among all, for logprobs. vLLM compiles it for the first request that asks for any,
-which waits for that in a plain engine as well (2 s; 9 s on a machine's first)."""
+"""Code of vLLM's function that ranks a token for logprobs. vLLM compiles it for the first request
+that asks for logprobs, also without speculative decoding (2 s; 9 s the first time on a machine)."""
 
 
 class PlannedProposer(DFlashProposer):
-    """Drafts a block per request in one forward, in the place of vLLM's own proposer.
+    """Drafts a block per request in one forward pass; replaces vLLM's own proposer.
 
-    Nothing of vLLM's class is used but its buffers and its start-up; the runner knows its drafter
-    by that class. Written for synchronous scheduling, which is what the V1 runner does on CPUs:
-    the ragged lists it returns tell the scheduler each request's length.
+    A subclass because the runner checks its drafter's class; only the buffers and start-up of
+    vLLM's class are used. Written for synchronous scheduling, as the V1 runner has on CPUs: the
+    ragged lists it returns tell the scheduler each request's draft length.
     """
 
     model: DFlashDraftModel
     runner: GPUModelRunner
     host: HostStep
-    """The step, once the cache is there, which counts as it goes."""
+    """Drafts in each step and counts; set once the cache exists."""
     statistics: DraftStatistics
 
     def __init__(
@@ -64,16 +64,16 @@ class PlannedProposer(DFlashProposer):
         self.options = Mode.of(vllm_config)
         self.spec = self.options.drafter
         self.width = self.options.draft_width
-        """Drafts of a block at most; there may be more of free ones."""
+        """Maximum drafts of a block; a request can have more free drafts."""
         self.most_free = self.options.most_free
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self.runs_target_alone = False
-        """Whether dummy runs of the runner are to leave the drafter out."""
+        """Whether the runner's dummy runs leave out the drafter."""
         self.warm = WarmState(lambda: (self.host.backlog,), late=RANKS)
         self.step: Step | None = None
-        """The one that runs, from when the target's output is there."""
+        """The current step, from the target's output to `end_step`."""
         self._sampled = np.zeros((0, 1), np.int32)
-        """What it sampled, [R, most of any]."""
+        """Tokens sampled in the current step, then -1, [R, most of any]."""
 
     # --- the start ------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class PlannedProposer(DFlashProposer):
         self.model.share_vocabulary(target_language_model)
 
     def _maybe_share_lm_head(self, target_language_model: nn.Module) -> None:
-        """The head came with the embedding."""
+        """Do nothing: `_maybe_share_embeddings` also shares the head."""
 
     def load_model(self, target_model: nn.Module) -> None:
         """Load the drafter."""
@@ -97,7 +97,7 @@ class PlannedProposer(DFlashProposer):
     def initialize_attn_backend(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int] | None = None
     ) -> None:
-        """Find the drafter's cache group, and build metadata for each kind of layer in it."""
+        """Find the drafter's cache group, and group its layers by kind for attention metadata."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
         self.block.groups = split_by_kind(
             self.draft_attn_groups[0],
@@ -110,7 +110,7 @@ class PlannedProposer(DFlashProposer):
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.cache_block_size = group.kv_cache_spec.block_size
-        """Block size of the scheduler; kernels may have smaller ones (`block_size`)."""
+        """Tokens per block of the scheduler; kernels may use smaller blocks (`block_size`)."""
         self.num_slots = kv_cache_config.num_blocks * self.cache_block_size
         self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
 
@@ -122,7 +122,7 @@ class PlannedProposer(DFlashProposer):
         is_graph_capturing: bool = False,
         slot_mappings: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Profile and compile: the largest context and the largest block, writing nothing."""
+        """Profile and compile with the largest context and blocks, without writing to the cache."""
         if self.runs_target_alone:
             return
         features = torch.zeros(num_tokens, self.feature_width, dtype=self.dtype, device=self.device)
@@ -136,15 +136,16 @@ class PlannedProposer(DFlashProposer):
             self.model.compute_logits(hidden)
 
     def adapt_lengths(self, costs: StepCosts) -> Planner:
-        """From now on plan draft lengths, starting from these costs. Returns who plans them."""
+        """Start planning draft lengths from these costs. Returns the planner."""
         host, most_free, shares = self.host, self.most_free, self.options.shares_outputs
         planner = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
         host.policy = planner
         if most_free:
             sizes = self.max_batch_size, self.runner.max_model_len, most_free
             host.texts = SuffixMatches(*sizes, shares_outputs=shares)
-        # A connector hands the cache on with each step, so it must be complete. And of several
-        # cache groups, blocks that another one is given would have to be looked after as well.
+        # No backlog with a connector, which passes on the cache after each step, so the cache must
+        # be complete; or with several cache groups, because the backlog tracks the owners of blocks
+        # in only one.
         if self.vllm_config.kv_transfer_config is None and self.num_cache_groups == 1:
             host.backlog = ContextBacklog(
                 self.model.context,
@@ -158,11 +159,11 @@ class PlannedProposer(DFlashProposer):
     # --- every step, in this order --------------------------------------------------------------
 
     def expect(self, step: SchedulerOutput) -> None:
-        """A step is about to run: nothing waits any more for blocks that get new owners, or in
-        which nobody can find a prefix."""
+        """Prepare for a step: drop waiting context of blocks that get new owners, or that no
+        request can find as a cached prefix."""
         batch, backlog = self.runner.input_batch, self.host.backlog
         if backlog is not None:
-            # Those that were preempted gave their blocks away before; the runner still lists them.
+            # Preempted requests have lost their blocks already; the runner still lists them.
             still_own = step.finished_req_ids & batch.req_id_to_index.keys()
             group = self.kv_cache_gid, self.cache_block_size
             useless = useless_blocks(
@@ -180,10 +181,10 @@ class PlannedProposer(DFlashProposer):
         gpu_input_batch: InputBatch,
         discard_request_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bonus token and number of tokens each request really got, [R] each.
+        """Bonus token and actual number of new tokens of each request, [R] each.
 
-        The first that the proposer hears of a step. Unlike vLLM's own, looks no token up for
-        requests still in their prompt: those are not drafted, so their bonus token is never read.
+        vLLM calls this first in each step. Unlike vLLM's version, it does not look up tokens for
+        requests still in their prompt: they are not drafted, so their bonus token is never read.
         """
         num_requests, self._sampled = len(sampled_token_ids), sampled_token_ids.numpy()
         bonus, produced = bonus_tokens(
@@ -200,8 +201,8 @@ class PlannedProposer(DFlashProposer):
         spec_decode_metadata: SpecDecodeMetadata,
         valid_sampled_tokens_count: torch.Tensor,
     ) -> tuple[CommonAttentionMetadata, None, torch.Tensor]:
-        """The batch as it is, and how many drafts of each request were rejected, [R]; called where
-        any were verified."""
+        """The unchanged batch, and the number of rejected drafts of each request, [R]. Called only
+        if drafts were verified."""
         assert self.step is not None
         verified = np.array(spec_decode_metadata.num_draft_tokens)
         self.step.verified = verified
@@ -218,18 +219,18 @@ class PlannedProposer(DFlashProposer):
         num_rejected_tokens_gpu: torch.Tensor | None = None,
         **_: object,
     ) -> list[list[int]]:
-        """Take this step's context and draft the next tokens.
+        """Store this step's context, or let it wait, and draft the next tokens.
 
         Args:
-            target_positions: of this step's T scheduled rows, [T].
+            target_positions: positions of this step's T scheduled rows, [T].
             target_hidden_states: taps concatenated in ascending layer order, [T, m * H].
             next_token_ids: the bonus token of each request, [R].
-            common_attn_metadata: of the target's batch, rejected rows included.
+            common_attn_metadata: metadata of the target's batch, including rejected rows.
             num_rejected_tokens_gpu: rejected rows at each request's end, [R]; None if no
                 drafts were verified.
 
         Returns:
-            Drafts of each request, empty where none are worth it.
+            Drafts of each request; empty if it gets none.
         """
         step, batch, runner = self.step, common_attn_metadata, self.runner
         assert step is not None
@@ -241,10 +242,10 @@ class PlannedProposer(DFlashProposer):
         step.context_lens = context_lens.astype(np.int64)
         limits = length_limits(runner.requests, step.ids, runner.max_model_len)
         text_limits = limits.copy()
-        # A prompt of embeddings has no tokens; what lies there was another request's.
+        # A prompt of embeddings has no tokens; its row may hold another request's.
         text_limits[list(runner.input_batch.req_prompt_embeds)] = 0
-        # Free drafts that all can have verified in one step, whoever else has as many: of a step's
-        # rows, the scheduler also keeps a block's for each, and lets those wait who find no room.
+        # Limit free drafts so that one step can verify them for every request: the scheduler also
+        # reserves rows for each request's block, and requests without room wait.
         budget = self.vllm_config.scheduler_config.max_num_batched_tokens
         room = max(budget // len(runner.requests) - 2 - self.width, 0)
         return self.host.run(
@@ -267,7 +268,7 @@ class PlannedProposer(DFlashProposer):
         )
 
     def end_step(self) -> None:
-        """The runner is done with a step, or had none."""
+        """End the current step, if there is one."""
         step, self.step = self.step, None
         if step is not None:
             self.host.end(step)

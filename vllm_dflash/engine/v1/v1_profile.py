@@ -1,4 +1,4 @@
-"""Profile at start-up on V1: the target, the drafter and the context store, each by itself."""
+"""Profile at start-up on V1: target, drafter and context store, each separately."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ POWERS = tuple(2**power for power in range(11))
 
 @torch.inference_mode()
 def profile_v1(runner: GPUModelRunner) -> StepCosts:
-    """Each part by itself.
+    """Measure the cost of each part of a step.
 
-    In a step the drafter follows the target, whose weights have run through the processor's caches;
-    so its parts are measured behind a step of the target, too.
+    In a step the drafter runs after the target, whose weights have passed through the processor's
+    caches. So the drafter and the context store are also measured after a run of the target.
     """
     proposer = runner.drafter
     max_requests, block_rows = proposer.max_batch_size, 1 + proposer.width
     most = min(runner.max_num_tokens, max_requests * block_rows)
-    # Few requests with free drafts, which are longer than a block, have more rows.
+    # Free drafts are longer than a block, so a few requests can have more rows.
     reach = max(most, min(runner.max_num_tokens, 4 * (1 + proposer.num_speculative_tokens)))
     features = torch.zeros(most, proposer.feature_width, dtype=proposer.dtype)
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
     longest = runner.max_model_len - block_rows
-    unadapted = Unadapted(runner.model)  # of all rows, and not as many as are sampled of
+    unadapted = Unadapted(runner.model)  # LoRA wrappers expect only the rows that are sampled
 
     def verify(rows: int, context: int, *, of_one: bool = False) -> None:
         with target_alone(proposer):

@@ -1,4 +1,4 @@
-"""V1's scheduler: drafts come with a step's output, and no call is made for them."""
+"""V1's scheduler: drafts arrive with a step's output, without a separate call."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from vllm_dflash.engine.scheduled import room_for_blocks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 
 DRAFTS: Message[DraftTokenIds | None] = Message("dflash_draft_token_ids")
-"""From worker to scheduler, beside the sampled tokens; vLLM would call the workers for them after
-every step, which takes longer between processes than planning and skipping a draft does."""
+"""Drafts, from worker to scheduler, sent with the sampled tokens. vLLM would call the workers for
+them after every step; between processes, that takes longer than planning and skipping a draft."""
 
 
 def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
-    """Whether workers send drafts along and the engine does not call for them: both ask here."""
+    """Whether workers send drafts with the output, so that the engine need not call for them. Both
+    sides call this function."""
     return (
         vllm_config.scheduler_config.scheduler_cls == SCHEDULER
         and not vllm_config.use_v2_model_runner
@@ -31,7 +32,7 @@ def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
 
 
 def skip_the_call_for_drafts() -> None:
-    """Hook 2, in the engine's process; other engines of the process keep the call."""
+    """Skip vLLM's call for drafts (hook 2) in the engine's process; other engines keep it."""
     original = MultiprocExecutor.take_draft_token_ids
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return
@@ -47,20 +48,20 @@ def skip_the_call_for_drafts() -> None:
 
 
 class DFlashScheduler(SessionScheduler, CountingScheduler):
-    """On V1: takes the drafts that came with a step's output."""
+    """V1's scheduler: takes the drafts that come with a step's output."""
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
         self._width = Mode.of(vllm_config).draft_width
-        # Without such a table, vLLM pads requests with placeholder drafts for CUDA graphs. For each
-        # one, the CPU's kernel for sampled requests reads outside its tensor.
+        # Without this table, vLLM pads requests with placeholder drafts for CUDA graphs. For each
+        # placeholder, the CPU kernel for sampled requests reads outside its tensor.
         self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)
-        # By this, vLLM counts what becomes of drafts.
+        # vLLM's draft statistics use this length.
         self.num_spec_tokens = vllm_config.num_speculative_tokens
         skip_the_call_for_drafts()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """What to run; workers may hand over as many drafts as there is room for."""
+        """Schedule a step, reserving room for blocks; drafts may be longer than a block."""
         most, self.num_spec_tokens = self.num_spec_tokens, self._width
         step = super().schedule(*args, **kwargs)
         step.num_spec_tokens_to_schedule = self.num_spec_tokens = most
@@ -69,7 +70,7 @@ class DFlashScheduler(SessionScheduler, CountingScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
-        """Take the sampled tokens, then the drafts, in the order vLLM does."""
+        """Process the sampled tokens, then the drafts, in vLLM's order."""
         self.free_drafts = FREE_DRAFTS.on(model_runner_output) or {}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = DRAFTS.on(model_runner_output)

@@ -1,4 +1,4 @@
-"""The worker with Model Runner V1: the host plans."""
+"""Our worker with Model Runner V1, where the host plans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vllm_dflash.seams import V1_WORKER
 
 
 class V1CPUWorker(DraftingCPUWorker):
-    """On CPUs, the only platform where ours runs on V1."""
+    """V1 worker for CPUs, the only platform where our code runs on V1."""
 
     seams = V1_WORKER
     model_runner: GPUModelRunner
@@ -43,7 +43,7 @@ class V1CPUWorker(DraftingCPUWorker):
     _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
-        """Hooks 10, 11 and 18."""
+        """Install our proposer and rejection sampler, and fix V1's bugs (hooks 10, 11 and 18)."""
         runner = self.model_runner
         expect_drafter(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
@@ -60,11 +60,11 @@ class V1CPUWorker(DraftingCPUWorker):
         return runner.drafter
 
     def measure(self) -> StepCosts:
-        """By dummy batches."""
+        """Measure what steps cost, with dummy batches."""
         return profile_v1(self.model_runner)
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """The proposer plans; what rank 0 learns is kept."""
+        """Start planning in the proposer; rank 0 saves its estimates."""
         planner, options = self.drafter.adapt_lengths(costs), self.drafter.options
         if file is not None:
             keeper = EstimatesKeeper(file, planner)
@@ -73,7 +73,7 @@ class V1CPUWorker(DraftingCPUWorker):
             log_free_drafts(options)
 
     def start_counting(self) -> None:
-        """Here the worker counts for the log and for `/metrics`, too."""
+        """Reset the counters; rank 0 also reports to the log and to `/metrics`."""
         super().start_counting()
         if self.rank != 0:
             return
@@ -83,10 +83,10 @@ class V1CPUWorker(DraftingCPUWorker):
             self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL).tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
-        """Run the target, and sample and draft in the same call unless a grammar has a say.
+        """Run the target, and also sample and draft unless a request has a grammar.
 
-        Saves a call from the engine, which between processes takes a while. Where no request has a
-        token, send what figures are left.
+        This saves the engine a call, which takes a while between processes. If no request has a
+        token, send the remaining figures.
         """
         output = super().execute_model(scheduler_output)
         if output is None and not scheduler_output.has_structured_output_requests:
@@ -97,12 +97,12 @@ class V1CPUWorker(DraftingCPUWorker):
         return output
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
-        """Sample and draft: the end of a step."""
+        """Sample and draft: the second half of a step."""
         with seeds_kept(self.model_runner):
             return super().sample_tokens(grammar_output)
 
     def end_step(self, output: Output) -> Output:
-        """Drafts go with the tokens, what became of free ones does, and now and then figures do."""
+        """Attach drafts and counts of free drafts to the output, and figures if they are due."""
         step = self.drafter.step
         has_drafts = step is not None and step.lengths.any()
         if has_drafts and drafts_come_with_the_output(self.vllm_config):

@@ -1,4 +1,4 @@
-"""Bugs of vLLM that we mend: a file for each, saying what is wrong and when to delete it.
+"""Fixes for bugs in vLLM: one file per bug, which says what is wrong and when to delete the file.
 
-docs/engineering/upstream.md has an issue for vLLM for each, with a way to reproduce it.
+docs/engineering/upstream.md has an issue text for each bug, with steps to reproduce it.
 """

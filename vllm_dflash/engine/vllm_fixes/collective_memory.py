@@ -1,8 +1,8 @@
-"""The memory through which tensor-parallel ranks on CPUs add up does not outlive them.
+"""Shared memory for collectives of tensor-parallel ranks on CPUs is freed when the ranks end.
 
-Wrong in vLLM 0.32.0, CPU: however its workers end, their segments in /dev/shm stay, 4 MiB for each
+Wrong in vLLM 0.32.0, CPU: however workers end, their segments in /dev/shm remain, 4 MiB for each
 thread of a rank. Not reported yet (docs/engineering/upstream.md). Delete this file when vLLM
-unlinks them once all ranks have mapped them.
+unlinks the segments once all ranks have mapped them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def unlink_collective_memory() -> None:
-    """Take the name off this rank's segment, which goes once no rank has it mapped any more.
+    """Unlink this rank's segment, so that it is freed once no rank has it mapped.
 
-    All ranks have mapped it when their group is there; so this is also for those that are killed.
+    All ranks have mapped it once their group exists, so this also covers ranks that are killed.
     """
     collectives = getattr(get_tp_group().device_communicator, "dist_module", None)
     name = getattr(collectives, "group_name", None)

@@ -1,9 +1,9 @@
-"""Tensor-parallel ranks on CPUs tell each other the ids of their candidates.
+"""Tensor-parallel ranks on CPUs can gather the ids of their candidates.
 
-Wrong in vLLM 0.32.0, CPU: `LogitsProcessor.get_top_k_tokens` gathers ids of all ranks, integers of
-64 bits, and the gathering through shared memory knows floating-point numbers only, so a drafter
-with candidates ends with NotImplementedError. Not reported yet (docs/engineering/upstream.md).
-Delete this file when `shm_all_gather` takes them.
+Wrong in vLLM 0.32.0, CPU: `LogitsProcessor.get_top_k_tokens` gathers the ids of all ranks, which
+are 64-bit integers. Gathering through shared memory supports only floating-point numbers, so a
+drafter with candidates fails with NotImplementedError. Not reported yet
+(docs/engineering/upstream.md). Delete this file when `shm_all_gather` accepts integers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from vllm.distributed.parallel_state import get_tp_group
 
 
 def mend_gathered_ids() -> None:
-    """Have them go as pairs of float32, of which nothing is computed."""
+    """Gather int64 tensors as pairs of float32, which are only copied."""
     collectives: Any = getattr(get_tp_group().device_communicator, "dist_module", None)
-    if not hasattr(collectives, "handle"):  # one rank, or torch's own gathering
+    if not hasattr(collectives, "handle"):  # one rank, or gathering by torch itself
         return
     gather = collectives.all_gather_into_tensor
 

@@ -1,11 +1,10 @@
-"""A request that Model Runner V2 has no room for is refused, and does not end the engine.
+"""A request that exceeds the limits of Model Runner V2 is refused, and does not end the engine.
 
-Wrong in vLLM 0.32.0 and 0.33.0, plain decoding included: V2 keeps what a request asks for in tables
-of fixed width, and a worker that is given more raises, which ends the engine for everybody. The
-front end, which could answer that request with HTTP 400, does not know those widths; nor which
-seeds fit, offline or for the later ones of `n` answers. Not reported yet
-(docs/engineering/upstream.md). Delete this file when `InputProcessor.process_inputs` refuses such
-requests.
+Wrong in vLLM 0.32.0 and 0.33.0, plain decoding included: V2 keeps sampling parameters in tables of
+fixed width, and a worker that gets more raises, which ends the engine for all users. The front end,
+which could answer that request with HTTP 400, does not know these widths; nor does it check seeds
+offline, or of the later ones of `n` answers. Not reported yet (docs/engineering/upstream.md).
+Delete this file when `InputProcessor.process_inputs` refuses such requests.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, Runner
 
 MOST_ALLOWED_TOKENS, MOST_STOP_TOKENS = 1024, 128
-"""Limits in vLLM's `logit_bias.py`, which the front end must not import: it brings Triton."""
+"""Limits in vLLM's `logit_bias.py`, which the front end must not import: it imports Triton."""
 SEEDS = {"v1": range(-(2**63), 2**64), "v2": range(-(2**63), 2**63)}
-"""Seeds that PyTorch's generator takes (V1), and that a signed 64-bit integer holds (V2)."""
+"""Seeds that PyTorch's generator accepts (V1), and that fit a signed 64-bit integer (V2)."""
 
 
 def refuse_what_ends_engines() -> None:
-    """Hook 20, in the front end: for engines of ours, look at each request on its way in."""
+    """Check each request for our engines in the front end (hook 20)."""
     process_inputs = InputProcessor.process_inputs
     if hasattr(process_inputs, "wrapped_by_vllm_dflash"):
         return
@@ -40,7 +39,7 @@ def refuse_what_ends_engines() -> None:
         is_ours = isinstance(additional, dict) and ADDITIONAL_CONFIG_KEY in additional
         if is_ours and (asked := request.sampling_params) is not None:
             check_request(asked, Mode.of(self.vllm_config).runner)
-            # Nobody's text is longer, and V2 keeps this in 32 bits.
+            # No text can be longer, and V2 stores this in 32 bits.
             asked.max_tokens = min(asked.max_tokens, self.model_config.max_model_len)
             asked.min_tokens = min(asked.min_tokens, asked.max_tokens)
         return request
@@ -53,13 +52,13 @@ def check_request(asked: SamplingParams, runner: Runner) -> None:
     """Refuse a request that would crash the worker.
 
     Args:
-        asked: as `process_inputs` leaves it: stop tokens and the tokens of bad words are known.
-        runner: the model runner that it is for.
+        asked: parameters from `process_inputs`, which fills in stop tokens and tokens of bad words.
+        runner: the model runner of the engine.
 
     Raises:
-        VLLMValidationError: which a server answers with HTTP 400.
+        VLLMValidationError: the request exceeds a limit; a server answers with HTTP 400.
     """
-    # Of n answers, each has the seed of the one before it and 1.
+    # With n answers, each has the seed of the one before it plus 1.
     seeds = [] if asked.seed is None else [asked.seed, asked.seed + asked.n - 1]
     if any(seed not in SEEDS[runner] for seed in seeds):
         raise VLLMValidationError(

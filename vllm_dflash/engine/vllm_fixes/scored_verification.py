@@ -1,9 +1,9 @@
-"""A request may ask for log-probabilities of certain tokens (`logprob_token_ids`), also on V2.
+"""Requests may ask for log-probabilities of specific tokens (`logprob_token_ids`), also on V2.
 
-Wrong in vLLM 0.32.0 and 0.33.0, Model Runner V2: the rejection sampler does not read them, so a
-step that verifies anybody's drafts answers with no log-probabilities, or with those of the
-likeliest tokens. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`RejectionSampler._get_logprobs_tensors` is given `logprob_token_ids_state`.
+Wrong in vLLM 0.32.0 and 0.33.0, Model Runner V2: the rejection sampler ignores this field, so a
+step that verifies any request's drafts returns no log-probabilities, or those of the likeliest
+tokens. Not reported yet (docs/engineering/upstream.md). Delete this file when
+`RejectionSampler._get_logprobs_tensors` gets `logprob_token_ids_state`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def mend_scored_verification(runner: GPUModelRunner) -> None:
-    """In a worker whose models are loaded: replace the runner's rejection sampler.
+    """Replace the runner's rejection sampler, in a worker whose models are loaded.
 
-    Does nothing where ranks share a batch, because vLLM sizes its messages without these tokens, or
-    where a model brings its own sampler.
+    Does nothing if ranks share the sampling of a batch, because vLLM sizes its messages without
+    these tokens, or if the model has its own sampler.
     """
     shards = runner.parallel_config.enable_batch_sharded_sampling
     if not shards and type(runner.rejection_sampler) is RejectionSampler:
@@ -37,16 +37,16 @@ def mend_scored_verification(runner: GPUModelRunner) -> None:
 
 
 class ScoringVerifier(RejectionSampler):
-    """vLLM's, which scores the tokens that a request named in each of its rows."""
+    """vLLM's rejection sampler; also scores the tokens that requests name, in all their rows."""
 
     _most_scored = 0
-    """Tokens that a request of the batch wants scored, at most."""
+    """Maximum number of tokens to score for a request of the batch."""
     _row_slots: torch.Tensor
-    """Slot of each row's request, [rows], of those that are verified next."""
+    """Slot of each row's request, for the rows being verified, [rows]."""
 
     @classmethod
     def instead_of(cls, whole: RejectionSampler) -> Self:
-        """Set up as vLLM's is."""
+        """Make a sampler with the state of vLLM's."""
         made = cls.__new__(cls)
         made.__dict__.update(vars(whole))
         return made
@@ -54,7 +54,7 @@ class ScoringVerifier(RejectionSampler):
     def __call__(
         self, logits: torch.Tensor, input_batch: InputBatch, *others: Any, **more: Any
     ) -> SamplerOutput:
-        """Logits of all rows that sample to tokens [R, 1 + W]; vLLM's arguments."""
+        """Turn logits of all sampled rows into tokens [R, 1 + W]; arguments as in vLLM."""
         state = self.sampler.logprob_token_ids_state
         self._most_scored = state.max_num_token_ids(input_batch.idx_mapping_np)
         return super().__call__(logits, input_batch, *others, **more)
@@ -81,7 +81,7 @@ class ScoringVerifier(RejectionSampler):
         _flatten_sampled_kernel[(num_reqs,)](
             tokens, sampled, sampled.stride(0), num_sampled, cu_num_logits, num_warps=1
         )
-        # Where the device trims, it alone knows which rows are whose.
+        # If the device trims drafts, only it knows which rows belong to which request.
         trims = self.enable_adaptive_verification
         starts = cu_num_logits.clone() if trims else cu_num_logits_np.tolist()
         return compute_topk_scores(

@@ -1,10 +1,10 @@
-"""Targets like gpt-oss write right tokens on CPU where sliding and full layers share a cache group.
+"""Targets like gpt-oss write correct tokens on CPU if sliding and full layers share a cache group.
 
-Wrong in vLLM 0.32.0, CPU: such layers get attention planned for no window; the kernel then splits
-the keys of a sliding layer, and where a part lies outside the window and the layer has sinks, reads
-what nobody wrote: wrong tokens from plain decoding as well (`--disable-hybrid-kv-cache-manager`).
-Not reported yet (docs/engineering/upstream.md). Delete this file when `cpu_attention_with_kv_cache`
-skips parts outside the window.
+Wrong in vLLM 0.32.0, CPU: the attention of such a group is planned without a window. The kernel
+then splits the keys of a sliding layer, and if the layer has sinks and a part is outside the
+window, it reads memory that was not written: wrong tokens, also in plain decoding
+(`--disable-hybrid-kv-cache-manager`). Not reported yet (docs/engineering/upstream.md). Delete this
+file when `cpu_attention_with_kv_cache` skips parts outside the window.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention import Attention
 
 
 def mend_sliding_sinks(vllm_config: VllmConfig) -> None:
-    """Once the layers are known: vLLM's own setting against split keys, where it is needed."""
+    """Turn off split keys, with vLLM's own setting, if the layers need it. Call after loading."""
     layers = vllm_config.compilation_config.static_forward_context.values()
     attentions = [layer for layer in layers if isinstance(layer, Attention)]
     windows = {layer.sliding_window for layer in attentions}

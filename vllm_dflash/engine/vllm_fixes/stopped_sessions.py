@@ -1,12 +1,12 @@
-"""Sessions with streamed input continue after their last token, wherever in a step it was.
+"""Sessions with streamed input continue after their last token, wherever it was in a step.
 
-Wrong in vLLM 0.32.0, synchronous scheduling (0.33.0 mends it): where a turn ends within the tokens
-that a step has accepted, those behind its end still count as computed. vLLM then treats as many
+Wrong in vLLM 0.32.0, synchronous scheduling (fixed in 0.33.0): if a turn ends within the tokens
+that a step accepted, the tokens after its end still count as computed. vLLM then treats as many
 tokens of the next turn as computed, so its text is wrong, and so is that of any request that finds
-this prefix in the cache; a turn of fewer tokens ends the engine. Wrong in both: the
-scheduler gives a turn that has just ended its drafts back. Not reported yet
+this prefix in the cache; a next turn with no more tokens than that ends the engine. Wrong in both
+versions: the scheduler gives drafts to a turn that has just ended. Not reported yet
 (docs/engineering/upstream.md). Delete the first method when 0.32 is dropped, and the second when
-`update_draft_token_ids` leaves out requests that do not run.
+`update_draft_token_ids` leaves out requests that are not running.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class SessionScheduler(Scheduler):
-    """vLLM's, for sessions whose turns end within a draft."""
+    """vLLM's scheduler, fixed for sessions whose turns end within a draft."""
 
     def _handle_stopped_request(self, request: Request) -> bool:
         if request.resumable:
             computed = request.num_computed_tokens - request.num_output_placeholders
-            # The last token of a turn never is computed: the next turn takes its place.
+            # The last token of a turn is never computed: the next turn takes its place.
             request.num_computed_tokens -= max(0, computed - (request.num_tokens - 1))
         return super()._handle_stopped_request(request)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Hand out drafts, but not to a turn that has ended."""
+        """Give requests their drafts, except turns that have ended."""
         super().update_draft_token_ids(draft_token_ids)
         for name in draft_token_ids.req_ids:
             request = self.requests.get(name)

@@ -1,1 +1,1 @@
-"""Bugs of vLLM's V1 runner that we fix, as `engine/vllm_fixes` does for what both runners use."""
+"""Fixes for bugs in vLLM's V1 runner, one file per bug; see `engine/vllm_fixes`."""

@@ -1,9 +1,9 @@
-"""Prefixes of a target with linear attention are cached beside drafts, on CPU.
+"""Prefix caching works together with drafts on CPU, for targets with linear attention.
 
-Wrong in vLLM 0.32.0, V1 runner on CPU: with a speculative method, states of a linear attention are
-copied to the ends of blocks by Triton's kernels, of which a CPU has none, so that the first step
-ends the engine; prefix caching is on unless somebody turns it off. Not reported yet
-(docs/engineering/upstream.md). Delete this file when those kernels have a counterpart for CPUs.
+Wrong in vLLM 0.32.0, V1 runner on CPU: with a speculative method, Triton kernels copy the states of
+linear attention to the ends of blocks. CPUs have no such kernels, so the first step ends the
+engine; prefix caching is on by default. Not reported yet (docs/engineering/upstream.md). Delete
+this file when those kernels have a CPU version.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _preprocess = mamba_utils.preprocess_mamba
 
 
 def mend_aligned_states() -> None:
-    """In a CPU worker: rebind both functions in this process."""
+    """Rebind both functions in this process, a CPU worker."""
     mamba_utils.preprocess_mamba = preprocess_mamba
     mamba_utils.postprocess_mamba_align_gpu = postprocess_mamba_align_gpu
 
 
 @wraps(_preprocess, assigned=())
 def preprocess_mamba(*args: Any, align_ctx: object = None) -> None:
-    """Before a step, with vLLM's own copies on the host: those it makes without drafts."""
+    """Copy states before a step with vLLM's own host code, which it uses without drafts."""
     _preprocess(*args)
 
 
@@ -43,10 +43,10 @@ def postprocess_mamba_align_gpu(
     forward_context: dict[str, Any],
     mamba_state_copy_funcs: Any,
 ) -> None:
-    """Behind a step: the state at the end of each block that it filled goes to that block.
+    """Copy the state at the end of each block that a step filled to that block.
 
-    A request has the state after each of its rows in a slot of its own, from the block `columns` on
-    that its first row came to.
+    The state after each of a request's rows is in a slot of its own, starting at number `columns`
+    in the block table, where its first row was.
     """
     staged, copies = bufs.postprocess_align, bufs.preprocess
     columns, scheduled, computed, drafted = (
@@ -81,7 +81,7 @@ def postprocess_mamba_align_gpu(
             SimpleNamespace(block_ids=tables),
             forward_context,
         )
-        if columns[row] == blocks - 1:  # where the next step looks for it
+        if columns[row] == blocks - 1:  # where the next step reads the state
             accepted[row] = 1
     mamba_utils.do_mamba_copy_block(copies)
     num_accepted_tokens_cpu_tensor[:num_reqs] = torch.tensor(accepted)

@@ -1,9 +1,9 @@
 """`min_tokens` counts the drafts that come before a bonus token.
 
-Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: a bonus row is sampled as if the step had no drafts, so
-stop tokens are withheld in it although the drafts before it already reach `min_tokens`, and the
-text runs on. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`MinTokensLogitsProcessor` is told of drafts for bonus rows, too.
+Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: bonus rows are sampled as if the step had no drafts. So
+stop tokens are masked there even if the drafts before it already reach `min_tokens`, and the text
+runs on. Not reported yet (docs/engineering/upstream.md). Delete this file when
+`MinTokensLogitsProcessor` also counts drafts for bonus rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 
 @contextmanager
 def bonus_rows_by_drafts(metadata: SamplingMetadata, num_drafts: Sequence[int]) -> Iterator[None]:
-    """Make `min_tokens` count each request's drafts, [R], before its bonus row, while a step is
-    verified."""
+    """Make `min_tokens` count each request's drafts, [R], for bonus rows. For the duration of a
+    step's verification."""
     with ExitStack() as stack:
         for processor in metadata.logitsprocs.non_argmax_invariant:
             if isinstance(processor, MinTokensLogitsProcessor) and processor.min_toks:
@@ -32,7 +32,7 @@ def bonus_rows_by_drafts(metadata: SamplingMetadata, num_drafts: Sequence[int]) 
 def mask_bonus_rows(
     processor: MinTokensLogitsProcessor, num_drafts: Sequence[int], logits: torch.Tensor
 ) -> torch.Tensor:
-    """Withhold stop tokens in bonus rows [R, V] of requests that are still too short there."""
+    """Mask stop tokens in bonus rows [R, V] of requests that are still too short there."""
     long_enough = [
         (request, list(stops))
         for request, (least, output, stops, _) in processor.min_toks.items()

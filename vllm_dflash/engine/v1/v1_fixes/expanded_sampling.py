@@ -1,8 +1,8 @@
-"""Sampled requests are verified at the temperature, top-k and top-p they asked for.
+"""Sampled requests are verified with the temperature, top-k and top-p they asked for.
 
 Wrong in vLLM 0.32.0, CPU: the rejection sampler's `expand_batch_to_tokens` runs
-`_expand_kernel_impl`, which fills a converted copy, so temperature, top-k and top-p of drafted
-requests are read from uninitialised memory: noise at any temperature above 0, whatever the
+`_expand_kernel_impl`, which fills a converted copy of its output. So temperature, top-k and top-p
+of drafted requests are read from uninitialised memory: noise at any temperature above 0, with any
 speculative method (8 prompts, 48 tokens each at temperature 1: mean log-probability -2.3 without,
 -8 to -10 with speculation). Not reported yet (docs/engineering/upstream.md). Delete this file when
 `_expand_kernel_impl` writes into its output.
@@ -15,7 +15,7 @@ from vllm.v1.sample import rejection_sampler
 
 
 def mend_expanded_sampling() -> None:
-    """Rebind the function in a CPU worker's process."""
+    """Rebind the function in this process, a CPU worker."""
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
@@ -31,9 +31,9 @@ def expand_batch_to_tokens(
     Args:
         x: one value per request, [R].
         cu_num_tokens: running total of draft tokens, [R].
-        num_tokens: their total.
-        replace_from: a value that does not pass as it is, but
-        replace_to: as this one.
+        num_tokens: total of draft tokens.
+        replace_from: value to replace.
+        replace_to: replacement for it.
 
     Returns:
         One value per draft token, [num_tokens], in the dtype of `x`.

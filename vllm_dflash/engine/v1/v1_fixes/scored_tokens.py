@@ -1,10 +1,11 @@
-"""A request may ask for log-probabilities of certain tokens (`logprob_token_ids`).
+"""Requests may ask for log-probabilities of specific tokens (`logprob_token_ids`).
 
-Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: the sampler gathers those tokens for one row of each
-request, whatever has been asked for otherwise. With drafts a request has several rows: the tensors
-do not fit and the engine ends for everybody, or rows are left out. Without, a neighbour that asks
-for its likeliest tokens gets token 0 at minus infinity. Not reported yet
-(docs/engineering/upstream.md). Delete this file when `RejectionSampler` reads `logprob_token_ids`.
+Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: the sampler gathers these tokens for one row per
+request, and replaces any other log-probabilities with them. With drafts, a request has several
+rows: the tensors do not fit and the engine ends for all users, or rows are left out. Without
+drafts, another request of the batch that asks for its likeliest tokens gets token 0 at minus
+infinity. Not reported yet (docs/engineering/upstream.md). Delete this file when `RejectionSampler`
+reads `logprob_token_ids`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 Scored = dict[int, list[int]]
-"""Tokens that a request wants scored, by its place in the batch."""
+"""Tokens to score, by the request's index in the batch."""
 ALL = -1
-"""For vLLM's sampler: log-probabilities of the whole vocabulary, [R, V]."""
+"""`max_num_logprobs` with which vLLM's sampler returns the whole vocabulary, [R, V]."""
 
 
 class ScoringRejectionSampler(RejectionSampler):
-    """vLLM's, which scores the tokens that a request named in each of its rows."""
+    """vLLM's rejection sampler; also scores the tokens that requests name, in all their rows."""
 
     _scored: Scored | None = None
-    """Tokens that the step's requests want scored."""
+    """Tokens to score in this step."""
 
     def forward(
         self,
@@ -38,7 +39,7 @@ class ScoringRejectionSampler(RejectionSampler):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Logits [T + R, V] of T drafts and R bonus rows to tokens [R, 1 + K]."""
+        """Turn logits [T + R, V] of T drafts and R bonus rows into tokens [R, 1 + K]."""
         self._scored = sampling_metadata.logprob_token_ids
         if self._scored:
             most = sampling_metadata.max_num_logprobs or 0
@@ -48,9 +49,9 @@ class ScoringRejectionSampler(RejectionSampler):
         return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
     def sample_scored(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
-        """Logits [R, V] of a step without drafts to tokens [R, 1].
+        """Turn logits [R, V] of a step without drafts into tokens [R, 1].
 
-        Each request's only row is its bonus row, as vLLM's thinking budgets want to be told.
+        Each request's only row is its bonus row; vLLM's thinking budgets need to know.
         """
         scored = metadata.logprob_token_ids
         if not scored:
@@ -94,12 +95,12 @@ def with_scored(
     width: int,
     values_of: Callable[[int], torch.Tensor],
 ) -> LogprobsTensors:
-    """Put scored tokens in the place of a request's likeliest ones.
+    """Replace the likeliest tokens of requests with their scored tokens.
 
     Args:
         found: sampled and likeliest tokens, [R * width, 1 + most].
         scored: tokens by request.
-        width: rows that `found` has of each request.
+        width: rows per request in `found`.
         values_of: a request's own rows, [at most width, V].
     """
     wanted = 1 + max(map(len, scored.values()))

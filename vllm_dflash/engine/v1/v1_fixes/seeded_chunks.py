@@ -1,9 +1,10 @@
-"""A seeded request whose prompt comes in chunks does not end a CPU engine.
+"""A seeded request with a chunked prompt does not end a CPU engine.
 
-Wrong in vLLM 0.32.0, V1 runner on CPU, plain decoding included: rows whose token is thrown away
-(the chunks of a prompt but for its last) take numbers from the request's generator, which is then
-set back by an offset; a CPU's generator has none. Not reported yet (docs/engineering/upstream.md).
-Delete this file when `_bookkeeping_sync` no longer calls `set_offset` on CPU generators.
+Wrong in vLLM 0.32.0, V1 runner on CPU, plain decoding included: rows whose token is discarded (all
+chunks of a prompt except the last) draw from the request's generator, which vLLM then sets back by
+an offset. CPU generators have no offset, so this raises. Not reported yet
+(docs/engineering/upstream.md). Delete this file when `_bookkeeping_sync` no longer calls
+`set_offset` on CPU generators.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def seeds_kept(runner: GPUModelRunner) -> Iterator[None]:
-    """For the sampling of a step: rows whose token is thrown away have no generator."""
+    """Remove the generators of rows whose token is discarded, while a step is sampled."""
     generators = runner.input_batch.generators
     discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0]
     kept = {row: generators.pop(row) for row in discarded.tolist() if row in generators}

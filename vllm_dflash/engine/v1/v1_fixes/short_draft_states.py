@@ -1,9 +1,9 @@
-"""The convolutions of a gated delta net find their history after a short draft, on CPU.
+"""The convolutions of gated delta nets find their history after a short draft, on CPU.
 
-Wrong in vLLM 0.32.0, CPU, whatever the speculative method: `_spec_forward` puts a step's rows into
-the last columns of their request's history, and the next step counts from the first one. Only where
-a draft has all K tokens is that the same place. After a shorter one text is wrong, and one that is
-shorter than what was accepted before it ends the engine. 0.33.0 mends it
+Wrong in vLLM 0.32.0, CPU, with any speculative method: `_spec_forward` writes a step's rows into
+the last columns of the request's history, but the next step counts from the first column. That is
+the same place only if the draft has all K tokens. After a shorter draft the text is wrong, and a
+step with fewer rows than the step before accepted ends the engine. Fixed in 0.33.0
 (docs/engineering/upstream.md). Delete this file when 0.32 is dropped.
 """
 
@@ -23,7 +23,7 @@ _of_whole_drafts = gdn_attention._spec_forward
 
 
 def mend_short_draft_states() -> None:
-    """In a CPU worker: rebind the function in this process."""
+    """Rebind the function in this process, a CPU worker."""
     gdn_attention._spec_forward = forward_drafts
 
 
@@ -39,20 +39,20 @@ def forward_drafts(
     width: int,
     history_length: int,
 ) -> torch.Tensor:
-    """Bonus tokens and drafts of D requests, T rows in all, through convolution and recurrence.
+    """Run bonus tokens and drafts, T rows in all, through convolution and recurrence.
 
     Args:
-        layer: whose weights it is.
-        metadata: which rows are whose, and how many of its last rows each request kept.
-        qkv: of the rows, [T, C].
-        b, a: of the gates, [T, heads].
-        histories: rows that the convolution looks back at, by slot, [slots, C, history_length].
-        states: of the recurrence, after each row of a draft in a slot of its own.
-        width: of the convolution.
-        history_length: `width - 1` and K.
+        layer: the gated delta net layer.
+        metadata: each request's rows, and how many rows of its last step it kept.
+        qkv: projected rows, [T, C].
+        b, a: gate inputs, [T, heads].
+        histories: earlier rows that the convolution reads, by slot, [slots, C, history_length].
+        states: states of the recurrence; each row of a draft has a slot for the state after it.
+        width: width of the convolution.
+        history_length: `width - 1` + K.
 
     Returns:
-        The layer's output before its gate, [T, heads, D].
+        The layer's output before its gate, [T, heads, head size].
     """
     count = metadata.num_spec_decodes
     starts = metadata.spec_query_start_loc[: count + 1].to(torch.int32)

@@ -1,12 +1,12 @@
-"""A thinking budget ends the thinking of the request that has it, in the step that uses it up.
+"""A thinking budget ends only its own request's thinking, in the step that uses it up.
 
-Wrong in vLLM 0.32.0 and 0.33.0, V1 runner. A request that takes the place of one with a budget,
-when a batch closes up, inherits that budget, so the end of thinking is forced into its text (plain
-decoding included). And with a speculative method, `bonus_token_forced`, which says that the end
-has been forced in this step's bonus row, is not forgotten with the step: a budget that is used up
-by a chunk of the prompt, whose sample is discarded, lets one token too many pass, and so does a
-second stretch of thinking. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`sync_batch` clears the place that a request moves to, and `update_state` the flag.
+Wrong in vLLM 0.32.0 and 0.33.0, V1 runner. When other requests end and a request moves to the place
+of one with a budget, it inherits that budget, so the end of thinking is forced into its text (plain
+decoding included). And with a speculative method, `bonus_token_forced`, which means that the end
+was forced in this step's bonus row, is not reset after the step. So if a chunk of the prompt, whose
+sample is discarded, uses the budget up, one token too many passes; the same happens in a second
+stretch of thinking. Not reported yet (docs/engineering/upstream.md). Delete this file when
+`sync_batch` clears the place that a request moves to, and `update_state` resets the flag.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _update_think_state = ThinkingBudgetStateHolder._update_think_state
 
 
 def mend_thinking_budgets() -> None:
-    """In a worker: rebind the methods, which run once a step, before anything is forced."""
+    """Rebind the methods in this process, a worker. They run once a step, before forcing tokens."""
     ThinkingBudgetStateHolder.sync_batch = sync_batch
     ThinkingBudgetStateHolder._update_think_state = update_think_state
 
 
 @wraps(_sync_batch, assigned=())
 def sync_batch(self: ThinkingBudgetStateHolder, batch_update: BatchUpdate | None) -> None:
-    """Update states as requests join, leave and move; a request that moves does not inherit the
-    state of the place it takes."""
+    """Update states as requests join, leave and move. A request that moves does not inherit the
+    state of its new place."""
     if batch_update is None:
         return
     _sync_batch(self, replace(batch_update, moved=[]))
@@ -45,6 +45,6 @@ def sync_batch(self: ThinkingBudgetStateHolder, batch_update: BatchUpdate | None
 
 @wraps(_update_think_state, assigned=())
 def update_think_state(self: ThinkingBudgetStateHolder, state: dict[str, Any]) -> None:
-    """Count a request's thinking, in a step that has forced nothing so far."""
+    """Count a request's thinking, after resetting the last step's flag."""
     state["bonus_token_forced"] = False
     _update_think_state(self, state)

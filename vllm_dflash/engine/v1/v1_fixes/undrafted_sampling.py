@@ -1,8 +1,8 @@
 """A step without drafts is sampled as in plain decoding.
 
-Wrong in vLLM 0.32.0, V1 runner: with a speculative method, `RejectionSampler.forward` verifies also
-where nobody has drafts. That costs time in every undrafted step, and takes `max()` of an empty
-tensor where a request asks for top-k, which ends the engine. Not reported yet
+Wrong in vLLM 0.32.0, V1 runner: with a speculative method, `RejectionSampler.forward` verifies even
+if no request has drafts. That costs time in every undrafted step, and if a request asks for top-k,
+it takes `max()` of an empty tensor, which ends the engine. Not reported yet
 (docs/engineering/upstream.md). Delete this file when `RejectionSampler.forward` returns early for
 `max_spec_len == 0`.
 """
@@ -19,7 +19,7 @@ from vllm_dflash.engine.v1.v1_fixes.scored_tokens import ScoringRejectionSampler
 
 
 class DraftRejectionSampler(ScoringRejectionSampler):
-    """vLLM's, which our worker puts in its place (`runner.rejection_sampler`)."""
+    """Replaces vLLM's rejection sampler (`runner.rejection_sampler`) in our worker."""
 
     def forward(
         self,
@@ -28,7 +28,7 @@ class DraftRejectionSampler(ScoringRejectionSampler):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Logits [T + R, V] of T drafts and R bonus rows to tokens [R, 1 + K]."""
+        """Turn logits [T + R, V] of T drafts and R bonus rows into tokens [R, 1 + K]."""
         if metadata.max_spec_len == 0:
             return self.sample_scored(logits, sampling_metadata)
         with bonus_rows_by_drafts(sampling_metadata, metadata.num_draft_tokens):
