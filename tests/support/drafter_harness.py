@@ -32,7 +32,7 @@ from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.draft_slots import HEAD
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-from vllm_dflash.engine.vllm_fixes.gathered_ids import mend_gathered_ids
+from vllm_dflash.engine.vllm_fixes.gathered_ids import fix_gathered_ids
 
 CACHE_BLOCK = 32
 
@@ -113,7 +113,7 @@ class Harness:
                 init = f"file://{rendezvous or tempfile.mkdtemp() + '/init'}"
                 init_distributed_environment(num_ranks, rank, init, rank, "gloo")
                 ensure_model_parallel_initialized(num_ranks, 1)
-                mend_gathered_ids()  # as workers do
+                fix_gathered_ids()  # as workers do
             target = HfTarget(pair.load_target(), has_tensors=pair.spec.num_candidates is not None)
             self._load(target.to(self.config.model_config.dtype))
             layers = {a.attn.layer_name: a.attn for a in self.proposer.model.context.attentions}

@@ -13,7 +13,7 @@ class ForcedTexts(FixedLength):
     """Rolls dice: whom to draft, who takes what its text predicts, how much of it is verified, and
     how many steps the drafter rests."""
 
-    is_same_everywhere = False
+    agrees_across_ranks = False
 
     def __init__(self, max_draft: int, seed: int = 0, *, whole: bool = False) -> None:
         """With `whole`, nobody is drafted, and all that is predicted is verified."""

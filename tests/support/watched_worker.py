@@ -16,7 +16,7 @@ from vllm_dflash.planning.step import Plan, Step
 class Erratic(FixedLength):
     """Rolls dice for whom to draft, how wide, what to verify and how many steps to skip."""
 
-    is_same_everywhere = False
+    agrees_across_ranks = False
 
     def __init__(self, max_draft: int, seed: int) -> None:
         super().__init__(max_draft)

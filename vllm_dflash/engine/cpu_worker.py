@@ -15,8 +15,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm_dflash.engine.scheduled import fresh_blocks
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
-from vllm_dflash.engine.vllm_fixes.gathered_ids import mend_gathered_ids
-from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
+from vllm_dflash.engine.vllm_fixes.gathered_ids import fix_gathered_ids
+from vllm_dflash.engine.vllm_fixes.sliding_sinks import fix_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 from vllm_dflash.engine.worker import DraftingWorker, Output
 
@@ -29,12 +29,12 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
         ask_for_amx()
         super().init_device()
         unlink_collective_memory()
-        mend_gathered_ids()
+        fix_gathered_ids()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load both models."""
         super().load_model(*args, **kwargs)
-        mend_sliding_sinks(self.vllm_config)
+        fix_sliding_sinks(self.vllm_config)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache."""

@@ -136,7 +136,7 @@ class LearningPlanner:
 class Planner(LearningPlanner):
     """State and decisions of one worker, on V1."""
 
-    is_same_everywhere = False  # it goes by measured times
+    agrees_across_ranks = False  # it goes by measured times
 
     def __init__(
         self, max_draft: int, max_requests: int, costs: StepCosts, *, most_free: int = 0

@@ -48,7 +48,7 @@ class Blocks:
 class Scripted(FixedLength):
     """Drafts and skips as it is told, and has no more than two drafts of each verified."""
 
-    is_same_everywhere = False
+    agrees_across_ranks = False
 
     def __init__(self, *plans: Plan) -> None:
         super().__init__(7)

@@ -1,4 +1,4 @@
-"""The mended sampler function against a naive oracle."""
+"""The fixed sampler function against a naive oracle."""
 
 import torch
 from hypothesis import given

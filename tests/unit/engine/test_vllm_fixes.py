@@ -1,4 +1,4 @@
-"""What we mend of vLLM: that it is done where it is needed, and nowhere else."""
+"""Our fixes of vLLM are applied where they are needed, and nowhere else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vllm_dflash.engine.vllm_fixes import collective_memory, gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
-from vllm_dflash.engine.vllm_fixes.sliding_sinks import mend_sliding_sinks
+from vllm_dflash.engine.vllm_fixes.sliding_sinks import fix_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 
 
@@ -124,7 +124,7 @@ def test_integers_are_gathered_as_floating_point_numbers(monkeypatch: pytest.Mon
     for found in (shared, torch.distributed, None):
         group = SimpleNamespace(device_communicator=SimpleNamespace(dist_module=found))
         monkeypatch.setattr(gathered_ids, "get_tp_group", lambda group=group: group)
-        gathered_ids.mend_gathered_ids()
+        gathered_ids.fix_gathered_ids()
     ids = torch.tensor([[3, -1, 1 << 40], [7, 2, 0]])
     for given in (ids, ids.T, ids.float()):
         output = torch.zeros(2 * len(given), *given.shape[1:], dtype=given.dtype)
@@ -169,7 +169,7 @@ def test_keys_are_not_split_where_windows_and_sinks_meet(
         attentions[str(number)] = layer
     attentions["of another kind"] = SimpleNamespace()
     compilation = SimpleNamespace(static_forward_context=attentions)
-    mend_sliding_sinks(SimpleNamespace(compilation_config=compilation))
+    fix_sliding_sinks(SimpleNamespace(compilation_config=compilation))
     found = os.environ.pop("VLLM_CPU_ATTN_SPLIT_KV", None)
     assert found == ("0" if is_set else None)
 

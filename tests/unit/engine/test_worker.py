@@ -328,7 +328,7 @@ def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.Mon
 
 def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    behind = ["unlink_collective_memory", "mend_gathered_ids"]
+    behind = ["unlink_collective_memory", "fix_gathered_ids"]
     for name in ("ask_for_amx", *behind):
         monkeypatch.setattr(
             f"vllm_dflash.engine.cpu_worker.{name}", lambda name=name: done.append(name)

@@ -68,7 +68,7 @@ class FixedLength:
     """Replacement for the planner with `draft_length: "fixed"`: always K drafts, or as many as a
     request can use."""
 
-    is_same_everywhere = True
+    agrees_across_ranks = True
     """Whether all tensor-parallel ranks get the same plan without exchanging it."""
 
     def __init__(self, max_draft: int) -> None:
@@ -232,7 +232,7 @@ class HostStep:
         """Plan which requests to draft and how wide; the same on every rank."""
         with step.timing("planning"):
             plan = self.policy.plan(step)
-        step.plan = plan if self.policy.is_same_everywhere else from_rank_0(plan)
+        step.plan = plan if self.policy.agrees_across_ranks else from_rank_0(plan)
         if not step.plan.width and not step.is_resting:
             self._skip_steps = step.plan.skip_steps
 
@@ -275,7 +275,7 @@ class HostStep:
             self._compare(step, block)
         with step.timing("planning"):
             step.lengths = self.policy.lengths(step, block.confidence)
-        if not self.policy.is_same_everywhere:
+        if not self.policy.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 
     def _compare(self, step: Step, block: BlockDrafts) -> None:

@@ -21,11 +21,11 @@ from vllm_dflash.engine.reporting.figures import (
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
 from vllm_dflash.engine.reporting.statistics import Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
-from vllm_dflash.engine.v1.v1_fixes.aligned_states import mend_aligned_states
-from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import mend_expanded_sampling
+from vllm_dflash.engine.v1.v1_fixes.aligned_states import fix_aligned_states
+from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import fix_expanded_sampling
 from vllm_dflash.engine.v1.v1_fixes.seeded_chunks import seeds_kept
-from vllm_dflash.engine.v1.v1_fixes.short_draft_states import mend_short_draft_states
-from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import mend_thinking_budgets
+from vllm_dflash.engine.v1.v1_fixes.short_draft_states import fix_short_draft_states
+from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import fix_thinking_budgets
 from vllm_dflash.engine.v1.v1_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.v1.v1_profile import profile_v1
 from vllm_dflash.engine.v1.v1_scheduling import DRAFTS, drafts_come_with_the_output
@@ -50,11 +50,11 @@ class V1CPUWorker(DraftingCPUWorker):
         runner.rejection_sampler = DraftRejectionSampler(
             runner.sampler, runner.speculative_config, runner.device
         )
-        mend_expanded_sampling()
-        mend_thinking_budgets()
+        fix_expanded_sampling()
+        fix_thinking_budgets()
         if self.model_config.is_hybrid:
-            mend_short_draft_states()
-            mend_aligned_states()
+            fix_short_draft_states()
+            fix_aligned_states()
         # Each request's own limit is kept by the proposer.
         runner._input_fits_in_drafter = lambda metadata: metadata is not None
         return runner.drafter

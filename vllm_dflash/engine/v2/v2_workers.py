@@ -13,7 +13,7 @@ from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
-from vllm_dflash.engine.vllm_fixes.scored_verification import mend_scored_verification
+from vllm_dflash.engine.vllm_fixes.scored_verification import fix_scored_verification
 from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V2_WORKER
@@ -42,7 +42,7 @@ class V2Worker(DraftingWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        mend_scored_verification(self.model_runner)  # hook 18
+        fix_scored_verification(self.model_runner)  # hook 18
         self.drafter.before_capture(self.model_runner)  # hooks 16 and 19
         took = super().compile_or_warm_up_model()
         # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.

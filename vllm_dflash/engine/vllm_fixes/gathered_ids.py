@@ -14,7 +14,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 
 
-def mend_gathered_ids() -> None:
+def fix_gathered_ids() -> None:
     """Gather int64 tensors as pairs of float32, which are only copied."""
     collectives: Any = getattr(get_tp_group().device_communicator, "dist_module", None)
     if not hasattr(collectives, "handle"):  # one rank, or gathering by torch itself

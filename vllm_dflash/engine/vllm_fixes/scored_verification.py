@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
-def mend_scored_verification(runner: GPUModelRunner) -> None:
+def fix_scored_verification(runner: GPUModelRunner) -> None:
     """Replace the runner's rejection sampler, in a worker whose models are loaded.
 
     Does nothing if ranks share the sampling of a batch, because vLLM sizes its messages without

@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 
-def mend_sliding_sinks(vllm_config: VllmConfig) -> None:
+def fix_sliding_sinks(vllm_config: VllmConfig) -> None:
     """Turn off split keys, with vLLM's own setting, if the layers need it. Call after loading."""
     layers = vllm_config.compilation_config.static_forward_context.values()
     attentions = [layer for layer in layers if isinstance(layer, Attention)]

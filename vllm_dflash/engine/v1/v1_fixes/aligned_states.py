@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 _preprocess = mamba_utils.preprocess_mamba
 
 
-def mend_aligned_states() -> None:
+def fix_aligned_states() -> None:
     """Rebind both functions in this process, a CPU worker."""
     mamba_utils.preprocess_mamba = preprocess_mamba
     mamba_utils.postprocess_mamba_align_gpu = postprocess_mamba_align_gpu

@@ -14,7 +14,7 @@ import torch
 from vllm.v1.sample import rejection_sampler
 
 
-def mend_expanded_sampling() -> None:
+def fix_expanded_sampling() -> None:
     """Rebind the function in this process, a CPU worker."""
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 

@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 _of_whole_drafts = gdn_attention._spec_forward
 
 
-def mend_short_draft_states() -> None:
+def fix_short_draft_states() -> None:
     """Rebind the function in this process, a CPU worker."""
     gdn_attention._spec_forward = forward_drafts
 

@@ -22,7 +22,7 @@ _sync_batch = ThinkingBudgetStateHolder.sync_batch
 _update_think_state = ThinkingBudgetStateHolder._update_think_state
 
 
-def mend_thinking_budgets() -> None:
+def fix_thinking_budgets() -> None:
     """Rebind the methods in this process, a worker. They run once a step, before forcing tokens."""
     ThinkingBudgetStateHolder.sync_batch = sync_batch
     ThinkingBudgetStateHolder._update_think_state = update_think_state
