@@ -64,7 +64,7 @@ BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33
 NEXT = tests/unit/config tests/unit/test_plugin.py tests/unit/test_compatibility.py
 NEXT_FIRST = tests/unit/config/test_[lnpsw]*.py tests/unit/test_plugin.py tests/unit/test_compatibility.py
 test-next:
-	$(BESIDE) pytest $(NEXT_FIRST) tests/engine/test_selection_matrix.py -k "not every_field" $(PYTEST_ARGS)
+	$(BESIDE) pytest $(NEXT_FIRST) tests/engine/test_selection_matrix.py $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
 
 test-cluster:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from importlib import import_module
 from math import log2
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import vllm_dflash
 from emulated.interpreter import pretend_a_device
 
-GPUS = (80, 86, 90, 100, 120)
 ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"
 TYPES = {
     **dict.fromkeys(("slots", "newest", "drafts", "found_tokens", "tokens"), "*i64"),
@@ -198,7 +198,7 @@ def main() -> None:
                 and signature[param.name] != "fp32"
                 and not param.do_not_specialize
             }
-            for gpu in GPUS:
+            for gpu in map(int, sys.argv[1:]):
                 source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
                 made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
                 assert made.asm["cubin"]

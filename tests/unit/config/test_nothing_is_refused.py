@@ -59,6 +59,7 @@ def cells_of(kind: Any, *left_out: str) -> list[Settings]:
     return cells
 
 
+@pytest.mark.slow
 def test_every_field_of_vllms_speculative_config(pair: Pair) -> None:
     cells = cells_of(SpeculativeConfig, "method", "model", "quantization")
     started = [cell for cell in cells if starts_alone(pair, cell, {})]
@@ -69,12 +70,11 @@ def test_every_field_of_vllms_speculative_config(pair: Pair) -> None:
 
 
 PARTS = 8
-"""Parts of a test that takes minutes; `make check` runs the first."""
+"""Parts of a test that would be the last to end by minutes."""
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, PARTS))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_field_of_an_engine(pair: Pair, part: int) -> None:
     cells = [
         cell
