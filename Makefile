@@ -61,10 +61,12 @@ test-emulated:
 
 # The newest vLLM that we support, which pip installs on a GPU.
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
-NEXT = tests/unit/config tests/unit/test_plugin.py tests/unit/test_compatibility.py
-NEXT_FIRST = tests/unit/config/test_[lnpsw]*.py tests/unit/test_plugin.py tests/unit/test_compatibility.py
+NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py tests/engine/test_selection_matrix.py
+# Of configs, what of vLLM's reading and deciding could change: who runs what, and what is refused.
+SELECTED = left_to_vllm nothing_is_refused pair published_drafters serve_arguments \
+    speculative_settings who_runs_a_drafter
 test-next:
-	$(BESIDE) pytest $(NEXT_FIRST) tests/engine/test_selection_matrix.py $(PYTEST_ARGS)
+	$(BESIDE) pytest $(SELECTED:%=tests/unit/config/test_%.py) $(NEXT) $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
 
 test-cluster:
@@ -95,8 +97,8 @@ seams: setup
 
 # For a vLLM without a build for CPUs; orjson and the like that its server needs are not installed.
 next: setup
-	$(BESIDE) pytest $(NEXT) tests/engine/test_selection_matrix.py $(PYTEST_ARGS)
-	$(BESIDE) pytest tests/unit tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/unit/config $(NEXT) --slow $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/unit tests/engine/test_engine_v2.py --runner v2 --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
 
 # These go on where they were broken off.

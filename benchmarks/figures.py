@@ -42,7 +42,7 @@ def kept(result: dict[str, Any]) -> str:
     loads = {one["load"].partition(",")[0] for one in result["measurements"]}
     if result["rounds_complete"] < result["rounds"]:
         raise ValueError(f"only {result['rounds_complete']} of {result['rounds']} rounds are there")
-    if loads != {CLOSED} or not {PLAIN, OURS} < sides:
+    if loads != {CLOSED} or not {PLAIN, SCHEDULE, OURS} < sides:
         raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
     head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
     numbers = [json.dumps({**one, "stats": None}) for one in result["measurements"]]
@@ -59,34 +59,27 @@ def readme_part(raw: dict[str, Any]) -> str:
     results = results_of(raw)
     natives = results.of_kind("native")
     lengths = ", ".join(str(side.draft_tokens) for side in natives)
-    others = [one.name for one in results.sides if one.name != PLAIN and one not in natives]
-    theirs = [name for name in others if not name.startswith(OURS)]
-    ours = [name for name in others if name.startswith(OURS)]
-    heads = {
-        "prompts": "---",
-        "requests at a time": "---:",
-        "plain": "---:",
-        f"vLLM's DFlash, best of K = {lengths} drafts a step": "---:",
-        **dict.fromkeys([*theirs, *ours], "---:"),
-        "ours against the fastest other": "---:",
+    others = sorted(
+        (side for side in results.sides if side.kind not in ("plain", "native")),
+        key=lambda side: side.name.startswith(OURS),
+    )
+    columns = {
+        PLAIN: results.of_kind("plain"),
+        f"vLLM's DFlash, best of K = {lengths} drafts a step": natives,
+        **{NAMES.get(side.name, side.name): [side] for side in others},
     }
-    lines = [
-        "Tokens/s:",
-        "",
-        f"| {' | '.join(NAMES.get(head, head) for head in heads)} |",
-        f"|{'|'.join(heads.values())}|",
-    ]
+    heads = ["prompts", "requests at a time", *columns, "ours against the fastest other"]
+    lines = ["Tokens/s:", "", f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
+    rivals = [side.name for side in results.sides if not side.name.startswith(OURS)]
     for load in results.loads:
         for setting in results.settings(load):
             rounds = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
             medians = {name: float(np.median(rates)) for name, rates in rounds.items()}
-            medians[list(heads)[3]] = max(medians[side.name] for side in natives)
-            rivals = [PLAIN, *(side.name for side in natives), *theirs]
-            fastest = max(rivals, key=medians.__getitem__)
-            ratio = rounds[OURS] / rounds[fastest]
-            cells = [f"{medians[name]:.0f}" for name in list(heads)[2:-1]]
+            best = [max(medians[side.name] for side in sides) for sides in columns.values()]
+            ratio = rounds[OURS] / rounds[max(rivals, key=medians.__getitem__)]
+            cells = [prompts_of(load), str(setting), *(f"{rate:.0f}" for rate in best)]
             cells += [f"{np.median(ratio):.2f}x ({ratio.min():.2f} - {ratio.max():.2f})"]
-            lines.append(f"| {prompts_of(load)} | {setting} | {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join(cells)} |")
     about = raw["about"]
     return "\n".join(
         [*lines, "", f"{raw['rounds']} rounds, {about['cores']} cores, {about['cpu']}."]

@@ -20,8 +20,6 @@ from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, outcome_of, 
 from vllm_dflash.engine.v2 import exchange
 
 pytestmark = pytest.mark.emulated
-
-
 SLOW = pytest.mark.slow
 
 
@@ -33,11 +31,8 @@ def test_plain_decoding_writes_what_the_cpu_platform_writes(has_graphs: bool) ->
     assert tokens_of(found) == tokens_of(on_cpu("plain"))
 
 
-OFTEN = ("latest",)
-
-
 @pytest.mark.parametrize(
-    "schedule", [pytest.param(n, marks=[] if n in OFTEN else SLOW) for n in SCHEDULES]
+    "schedule", [pytest.param(n, marks=[] if n == "latest" else SLOW) for n in SCHEDULES]
 )
 def test_graphs_and_trimming_step_and_count_as_on_the_cpu_platform(schedule: str) -> None:
     """As users start it: planned lengths, asynchronous, full graphs, trimmed by the device."""

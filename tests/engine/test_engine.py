@@ -13,7 +13,6 @@ from support.engines import (
     DFLASH,
     DRAFTER,
     FIXED,
-    SLOW_ON_V2,
     USES_V2,
     acceptance_by_request,
     as_the_reference,
@@ -62,7 +61,7 @@ def plain() -> Plain:
 @pytest.mark.parametrize(
     ("concurrency", "batched_tokens"),
     [
-        pytest.param(1, 64, marks=SLOW_ON_V2),
+        pytest.param(1, 64, marks=slow_on_v2),
         (8, 32),
         *([] if USES_V2 else [(32, 64)]),
     ],

@@ -11,7 +11,6 @@ from vllm.model_executor.kernels.linear.scaled_mm import cpu as scaled_mm
 from support.drafter_watch import watch_logits
 from support.engines import (
     FIXED,
-    SLOW_ON_V2,
     TARGET,
     USES_V2,
     engine,
@@ -38,7 +37,7 @@ FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=SLOW_ON_V2 if name in ("gemma2", "gemma3") else [])
+        pytest.param(name, marks=slow_on_v2 if name in ("gemma2", "gemma3") else [])
         for name in FAMILIES
     ]
 )
@@ -88,7 +87,7 @@ def test_parity_and_output(family: Family) -> None:
     assert stats["drafted_steps"] > 0
 
 
-@pytest.mark.parametrize("times", [0, pytest.param(2, marks=SLOW_ON_V2)])
+@pytest.mark.parametrize("times", [0, pytest.param(2, marks=slow_on_v2)])
 def test_hazard_7_a_wrong_embedding_scale_breaks_parity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:

@@ -20,7 +20,15 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from support.context_rows import ContextRows
-from support.engines import DFLASH, USES_V2, engine, fix_costs, greedy, held_out_prompts
+from support.engines import (
+    DFLASH,
+    USES_V2,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    slow_on_v2,
+)
 
 pytestmark = pytest.mark.usefixtures("runner")
 # In Triton's interpreter, less of everything.
@@ -166,7 +174,7 @@ def random_traffic(seed: int, events: int) -> None:
         pytest.param(
             *case,
             id=name,
-            marks=[pytest.mark.slow] if USES_V2 and case[1] == "synchronous" else [],
+            marks=slow_on_v2 if case[1] == "synchronous" else [],
         )
         for name, case in CASES.items()
     ],

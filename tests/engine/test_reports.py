@@ -17,13 +17,13 @@ from support.engines import (
     DFLASH,
     FIXED,
     SCHEDULING,
-    SLOW_ON_V2,
     USES_V2,
     engine,
     fix_costs,
     greedy,
     held_out_prompts,
     scheduler_of,
+    slow_on_v2,
     token_ids,
 )
 
@@ -153,7 +153,7 @@ def plain() -> tuple[list[list[int]], Found]:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((way, name), marks=SLOW_ON_V2 if way == "synchronous" else [])
+        pytest.param((way, name), marks=slow_on_v2 if way == "synchronous" else [])
         for way in SCHEDULING
         for name in (("adaptive",) if USES_V2 else ("adaptive", "one draft"))
     ],

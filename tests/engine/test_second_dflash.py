@@ -12,13 +12,13 @@ from support import DEMO
 from support.engines import (
     DRAFTER,
     FIXED,
-    SLOW_ON_V2,
     USES_V2,
     as_the_reference,
     engine,
     fix_costs,
     greedy,
     held_out_prompts,
+    slow_on_v2,
     token_ids,
 )
 
@@ -58,7 +58,7 @@ def test_acceptance_of_every_step_equals_the_reference(
     "drafter",
     [
         pytest.param(DRAFTER2, id="dflash2"),
-        pytest.param(LILICORR, id="lilicorr", marks=SLOW_ON_V2),
+        pytest.param(LILICORR, id="lilicorr", marks=slow_on_v2),
     ],
 )
 def test_planned_lengths(

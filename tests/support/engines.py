@@ -31,12 +31,8 @@ USES_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" or torch_cuda.is_ins
 DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
 V2_WORKERS = GPU_WORKER.rpartition(".")[0]
-SLOW_ON_V2 = [pytest.mark.slow] if USES_V2 else []
-"""For tests that take the interpreter a minute, and whose like runs there."""
-slow_on_v2 = pytest.mark.parametrize(
-    "runner", ["v1", pytest.param("v2", marks=pytest.mark.slow)], indirect=True
-)
-"""For tests of both runners whose like runs on V2 otherwise."""
+slow_on_v2 = pytest.mark.slow if USES_V2 else pytest.mark.skipif(False, reason="is quick on V1")
+"""Mark of tests and parameters that take V2's interpreter a minute, and whose like runs there."""
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """How this process's model runner can be scheduled."""
 

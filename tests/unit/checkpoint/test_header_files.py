@@ -111,7 +111,10 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
         ({"x": "c.safetensors", "y": "a.safetensors"}, "lacks 'c.safetensors', which"),
         ({"x": "c.safetensors", "y": "d.safetensors"}, "lacks 'c.safetensors', 'd.safetensors',"),
         ({"x": "a.bin"}, "it names 'a.bin', but only"),
-        ({"x": "sub/a.safetensors", "y": "a.safetensors"}, "names 'sub/a.safetensors', but only"),
+        (
+            {"x": "sub/a.safetensors", "y": "a.safetensors"},
+            "it names 'sub/a.safetensors', but only",
+        ),
         ({"x": "../a.safetensors"}, r"it names '\.\./a\.safetensors', but only"),
         ({"x": "/etc/passwd"}, "it names '/etc/passwd', but only"),
         ({"x": 3}, "it names '3', but only"),
@@ -259,7 +262,8 @@ def test_no_network(
         raise error
 
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
-    with pytest.raises(HeadersNotCheckedError, match=rf"^the hub returned no .*\({said}\)$"):
+    message = rf"^the hub returned no headers of .*\({said}\)$"
+    with pytest.raises(HeadersNotCheckedError, match=message):
         read_headers_of(REPOSITORY, "abc")
     assert asked == []
 

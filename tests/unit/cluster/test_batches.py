@@ -45,7 +45,7 @@ def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
         claim(tmp_path, {"model": "a", "max_tokens": 6})
     assert json.loads((tmp_path / ABOUT).read_text())["max_tokens"] == 5
     check_claimed(tmp_path)
-    with pytest.raises(ValueError, match=r"elsewhere on .* storage shared by all"):
+    with pytest.raises(ValueError, match=r"elsewhere on .* storage shared by all nodes"):
         check_claimed(tmp_path / "elsewhere")
 
 

@@ -93,7 +93,10 @@ def test_weights_of_something_else(pair: Pair, tmp_path: Path, change: str, reme
     [
         ([], "Download its weights into it"),
         (["mask_embedding.pt"], "Download its weights into it"),
-        (["pytorch_model.bin"], "'pytorch_model.bin' may contain code, so it is not read: convert"),
+        (
+            ["pytorch_model.bin"],
+            "'pytorch_model.bin' may contain code, so it is not read: convert it",
+        ),
     ],
 )
 def test_no_safetensors(pair: Pair, tmp_path: Path, files: list[str], remedy: str) -> None:

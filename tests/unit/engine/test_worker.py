@@ -326,7 +326,7 @@ def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.Mon
     assert cleared == [[2], [5]]
 
 
-def test_a_cpu_worker_mends_its_kernels_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_worker_fixes_its_kernels_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     behind = ["unlink_collective_memory", "fix_gathered_ids"]
     for name in ("ask_for_amx", *behind):

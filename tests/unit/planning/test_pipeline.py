@@ -65,8 +65,12 @@ def test_where_drafts_are_trimmed_it_is_better_than_any_length(greedy: RecordedD
 
 @pytest.mark.parametrize(
     ("table", "count", "times"),
-    [(GPU, 8, 4), (CPU, 1, 2.5)],
-    ids=["gpu-8", "cpu-1"],
+    [
+        pytest.param(GPU, 1, 4, id="gpu-1", marks=pytest.mark.slow),
+        pytest.param(GPU, 8, 4, id="gpu-8"),
+        pytest.param(CPU, 1, 2.5, id="cpu-1"),
+        pytest.param(CPU, 8, 1.2, id="cpu-8", marks=pytest.mark.slow),
+    ],
 )
 @ALL
 def test_copies_are_written_faster(

@@ -67,7 +67,8 @@ def test_windows_that_are_lost(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
     found = inspect(changed_drafter(tmp_path), tmp_path, {}, kv_cache_memory=4 << 30)
-    assert any(one.startswith("2 of the target's layers have a sliding") for one in found.warnings)
+    lost = "2 of the target's layers have a sliding window"
+    assert any(one.startswith(lost) for one in found.warnings)
     assert any("tokens: drafts beyond them may be worse" in one for one in found.warnings)
     assert found.memory is not None
     assert found.memory.cache is not None
