@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from smollm2.prompts import as_chats, read_edits, read_human_eval, write_prompts
-from smollm2.target_folder import write_target
+from smollm2.target_folder import writing_weights
 
 ROOT = Path("models/smollm2")
 TARGET, PACKAGES = ROOT / "target", ROOT / "packages"
@@ -40,10 +40,10 @@ def write_measured() -> None:
 
 if __name__ == "__main__":
     try:
-        write_target(PACKAGES, TARGET)
+        with writing_weights(PACKAGES, TARGET):
+            write_measured()
     except subprocess.CalledProcessError:
         sys.exit(
             "SmolLM2 could not be made (see above). `scripts/run.sh vllm-dflash demo` shows a small"
             " pair that is part of this repository."
         )
-    write_measured()

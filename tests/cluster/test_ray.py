@@ -15,21 +15,23 @@ from vllm import LLM
 from support import importing_support
 from support.engines import FIXED, TARGET, held_out_prompts
 from support.ray_child import MARK
-from support.ray_cluster import HEAD, RayCluster, ray_cluster
+from support.ray_cluster import HEAD, NOT_UP, RayCluster, ray_cluster
 from support.waiting import PATIENCE_S, wait_until
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 
-pytestmark = [pytest.mark.engine, pytest.mark.cluster]
+# Once in some fifty runs, nodes of a whole cluster never came up. The next test has a new cluster.
+RERUN = pytest.mark.flaky(reruns=1, only_rerun=[NOT_UP])
+pytestmark = [pytest.mark.engine, pytest.mark.cluster, RERUN]
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
 WHOLE = {**FIXED, "draft_tensor_parallel_size": 1}
 """The drafter whole in each worker; test_tensor_parallel.py has engines with a split one."""
 ON_RAY = ("--tensor-parallel-size", "2", "--distributed-executor-backend", CPU_RAY_EXECUTOR)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[RayCluster]:
     with ray_cluster() as cluster:
         yield cluster

@@ -22,6 +22,8 @@ from support.waiting import PATIENCE_S, wait_for_end, wait_until
 RAY = str(Path(sys.executable).with_name("ray"))
 SECONDS_TO_LEAVE = 5
 """Who then is still there is killed."""
+NOT_UP = "a node of Ray's is not up"
+SECONDS_TO_START = 200
 HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's outer address
 
 
@@ -109,7 +111,12 @@ def _wait_for(node: subprocess.Popen[bytes], log: Path) -> None:
         assert node.poll() is None, log.read_text()
         return "Ray runtime started" in log.read_text()
 
-    wait_until(is_up, f"a node of Ray's; its log: {log}")
+    try:
+        wait_until(is_up, NOT_UP, SECONDS_TO_START)
+    except AssertionError as late:
+        logs = [log, *sorted(log.parent.glob("session_2*/logs/*.*"))]
+        tails = [f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" for path in logs]
+        raise AssertionError("\n".join([str(late), *tails])) from None
 
 
 def _end(node: subprocess.Popen[bytes]) -> None:
