@@ -1,4 +1,4 @@
-"""What tests of the benchmarks leave alone."""
+"""Fixtures for the tests of the benchmarks."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from gpu import gpu_models
 
 @pytest.fixture(autouse=True)
 def _no_models_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's memory is for those who measure."""
+    """Make no models in the machine's memory, which measurements need."""
     monkeypatch.setattr(gpu_models, "IN_MEMORY", tmp_path / "no-memory")

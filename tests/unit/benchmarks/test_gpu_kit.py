@@ -1,4 +1,4 @@
-"""The GPU kit's plan, and its parts: running, ending, keeping them."""
+"""The GPU kit's plan and its parts: running them, ending them, keeping their results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_part_takes_more_than_eight_minutes() -> None:
 
 
 def test_trees_are_told_from_chains() -> None:
-    """Both engines of a part are started as its name says."""
+    """Exactly the parts of the group `trees` ask for trees."""
     for part in plan(80.0) + plan_dry_run(DEMO / "held_out.jsonl"):
         assert ("--tree" in part.command) == (part.group == "trees")
     modes = {part.name.split()[1] for part in chosen(plan(80.0), ["trees"])}
@@ -96,7 +96,7 @@ def test_models_are_made_in_memory_where_that_has_room(
 ) -> None:
     memory, disk = tmp_path / "shm", tmp_path / "out"
     monkeypatch.setattr(gpu_models, "IN_MEMORY", memory)
-    assert gpu_models.models_folder(TINY, disk) == disk / "tiny"  # there is none
+    assert gpu_models.models_folder(TINY, disk) == disk / "tiny"  # no such folder yet
     memory.mkdir()
     folder = gpu_models.models_folder(TINY, disk)
     assert folder.is_relative_to(memory)
@@ -104,7 +104,7 @@ def test_models_are_made_in_memory_where_that_has_room(
     monkeypatch.setattr(gpu_models, "free_bytes", lambda: free)
     assert gpu_models.models_folder(SIZES[-1], disk) == disk / "8B"
     assert gpu_models.models_folder(SIZES[0], disk).parent == folder.parent
-    (folder.parent / "8B").mkdir(parents=True)  # made before, and now in the way of itself
+    (folder.parent / "8B").mkdir(parents=True)  # made before: takes up the room itself
     assert gpu_models.models_folder(SIZES[-1], disk) == folder.parent / "8B"
     gpu_models.forget_models()
     assert [*memory.iterdir()] == []
@@ -114,7 +114,7 @@ def test_models_are_made_in_memory_where_that_has_room(
     ("size", "layer", "drafter"), [(SIZES[0], 50.3e6, 0.25e9), (SIZES[-1], 192.9e6, 0.95e9)]
 )
 def test_sizes_are_those_of_their_names(size: Size, layer: float, drafter: float) -> None:
-    """By widening tensors without numbers: what cannot be widened raises."""
+    """Widen tensors without data: one that cannot be widened raises."""
     for name, shape, expected in (
         ("target", size.target, layer * size.target.layers),
         ("drafter", size.drafter, drafter),
@@ -174,7 +174,7 @@ time.sleep(600)
 def test_a_part_that_takes_too_long_is_ended_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it does not listen, and its engine has a session of its own."""
+    """Even if it ignores interrupts and its engine has a session of its own."""
     monkeypatch.setattr(gpu_run, "SECONDS_TO_END", 0.5)
     found = run(python("stuck", ENGINE, RESULT, seconds=2.0), tmp_path, MACHINE, {})
     assert found.outcome == FAILED
@@ -217,7 +217,7 @@ def test_a_part_whose_packages_are_absent_is_skipped(tmp_path: Path) -> None:
 
 
 def test_what_is_found_is_kept_while_a_part_runs(tmp_path: Path) -> None:
-    """Whoever takes the machine away, what was written lies in the file of outcomes."""
+    """Results are in the file of outcomes even if the machine is taken away."""
     part = python("slow", WRITES_AND_WAITS, RESULT, str(tmp_path / "go"))
     seen: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""README's numbers are those of the raw file that is kept beside them."""
+"""README's numbers match the raw file that is kept for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(**other: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
 def test_pages_tell_what_was_measured(page: Path) -> None:
-    """Where this fails: `python benchmarks/figures.py` writes them again."""
+    """If this fails, `python benchmarks/figures.py` writes the pages again."""
     raw = json.loads(figures.RAW.read_text())
     text = page.read_text()
     assert figures.with_part(text, figures.PAGES[page](raw)) == text
@@ -53,7 +53,7 @@ def test_pages_tell_what_was_measured(page: Path) -> None:
 def test_the_table_of_a_run() -> None:
     text = figures.readme_part(json.loads(figures.kept(run())))
     assert "best of K = 3, 7 drafts a step" in text
-    # 44 / 40 and 36 / 30: by rounds, against the engine whose median is the highest.
+    # 44 / 40 and 36 / 30: the ratio in each round, to the engine with the highest median.
     row = "| 8 | 25 | 35 | 25 | 34 | 40 | 1.15x (1.10 - 1.20) |"
     assert f"| code (HumanEval), temperature 0.7 {row}" in text
     assert "2 rounds, 2 cores, a CPU." in text

@@ -1,4 +1,4 @@
-"""README's recording: real commands as they printed, and a picture of what is kept."""
+"""README's recording: real commands as they printed, and the picture drawn from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def printed(*outputs: str, every: float = 1.0) -> list[Event]:
 
 
 def seen(events: list[Event], at: float, rows: int = 3) -> list[str]:
-    """What a viewer sees at this second of the film."""
+    """Return what a viewer sees at this second of the film."""
     one = film(events, 10, rows)
     top = [top for start, top in one.tops if start <= at][-1]
     lines = [""] * rows
@@ -37,7 +37,7 @@ def texts(picture: str) -> list[str]:
 
 
 def test_the_picture_is_of_the_recording_that_is_kept() -> None:
-    """Where this fails: `python benchmarks/recording.py` draws it again."""
+    """If this fails, `python benchmarks/recording.py` draws it again."""
     picture = recording.PICTURE.read_text()
     header, events = recording.read_cast(recording.CAST)
     assert recording.draw(header, events) == picture
@@ -53,7 +53,7 @@ def test_commands_are_recorded_as_they_print(tmp_path: Path) -> None:
     commands = [f"printf 'it'\\''s '; sleep 0.3; echo '{green}'", "sleep 100 &", "tty"]
     started = time.perf_counter()
     header, events = recording.record(commands, tmp_path)
-    assert time.perf_counter() - started < 50  # what is in the background ends as well
+    assert time.perf_counter() - started < 50  # background processes end as well
     everything = "".join(data for _, _, data in events)
     assert f"{PROMPT}{commands[0]}\x1b[0m\r\nit's {green}\r\n" in everything
     assert "/dev/" in everything.splitlines()[-1]  # a terminal

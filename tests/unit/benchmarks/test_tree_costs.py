@@ -1,4 +1,4 @@
-"""The page on what trees cost says what its script works out."""
+"""The page on the cost of trees has the table that its script computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdaFlash drafters are read as what they are without their length head."""
+"""AdaFlash drafters are read as plain drafters, without their length head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PUBLISHED = {
     "use_thresh_head_two_model": True,
     "thresh_head_direct_len": True,
 }
-"""Fields of AdaFlash/Qwen3-8B-AdaFlash, beside what any drafter has."""
+"""Fields of AdaFlash/Qwen3-8B-AdaFlash, beyond those of any drafter."""
 HEAD = {
     "thresh_head_two_model.down.weight": (256, 128),
     "thresh_head_two_model.down.bias": (256,),

@@ -1,4 +1,4 @@
-"""Whatever is wrong in a drafter's config: it is refused by the name of the field, or it runs."""
+"""A bad drafter config is refused by the name of the field, or it runs."""
 
 import copy
 import json
@@ -56,7 +56,7 @@ NESTED = (
 
 @st.composite
 def mutations(draw: st.DrawFn) -> tuple[dict[str, Any], set[str]]:
-    """A config with one to three fields changed, and the names of those."""
+    """Draw a config with one to three changed fields, and the names of those fields."""
     config = drafter_config()
     changed = set()
     for _ in range(draw(st.integers(1, 3))):
@@ -79,7 +79,7 @@ ABOUT = {
     "num_attention_heads": {"head_dim", "num_key_value_heads"},
     "num_key_value_heads": {"num_attention_heads"},
 }
-"""Other words that say what is wrong where a field was changed."""
+"""Other words that a message about a changed field may contain."""
 
 
 @settings(max_examples=6 * settings().max_examples)
@@ -100,7 +100,7 @@ def test_a_bad_config_is_refused_by_the_name_of_a_field(
 
 
 def refusal_of(config: dict[str, Any]) -> str | None:
-    """What a user is told, if anything; any other error is not caught."""
+    """Return what a user is told, if anything. Other errors are not caught."""
     try:
         parse_config("here", config)
     except DrafterError as refusal:
@@ -124,7 +124,7 @@ def changed(**changes: Any) -> tuple[dict[str, Any], set[str]]:
 def test_what_is_not_refused_runs(
     changing_pair: Pair, mutation: tuple[dict[str, Any], set[str]]
 ) -> None:
-    """In the drafting code itself, with weights that fit the config."""
+    """Run the drafting code itself, with weights that fit the config."""
     config, _ = mutation
     assume(refusal_of(config) is None)
     spec = parse_config("here", config)
@@ -145,7 +145,7 @@ def test_what_is_not_refused_runs(
 
 @pytest.fixture(scope="module")
 def changing_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """One whose drafter is written anew for each example."""
+    """Return a pair whose drafter is rewritten for each example."""
     return make_pair(Path(tmp_path_factory.mktemp("changing")))
 
 
@@ -157,11 +157,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        # Of ours, too: refused before vLLM sees them, so `vllm-dflash inspect` says it as well.
+        # Also read by us: refused before vLLM sees them, so `vllm-dflash inspect` says it too.
         *((name, value) for name in ("dtype", "torch_dtype") for value in ([], "", [1, 2], 3)),
         *(("model_type", value) for value in ([], {}, "", True, 3)),  # type: ignore[var-annotated]
         *(("quantization_config", value) for value in (False, 0, "", [])),  # type: ignore[var-annotated]
-        # Of vLLM's and transformers' alone: found out by trial.
+        # Read only by vLLM and transformers: found by trial.
         ("dtype", "nonsense"),
         ("model_type", "nonsense"),
         ("auto_map", None),
@@ -181,7 +181,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def test_what_vllm_cannot_read_is_refused_by_its_name(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, field: str, value: Any, speculators: bool
 ) -> None:
-    """What otherwise comes as a bare IndexError, AttributeError, TypeError or ZeroDivisionError."""
+    """These otherwise raise a bare IndexError, AttributeError, TypeError or ZeroDivisionError."""
     monkeypatch.setattr("vllm.transformers_utils.repo_utils.time.sleep", lambda _: None)
     config = drafter_config(**{field: value})
     config = as_speculators(config) if speculators else config
@@ -199,7 +199,7 @@ def test_what_vllm_cannot_read_is_refused_by_its_name(
         assert f"drafter '{pair.drafter}'" in str(error)  # noqa: PT017 - what does not is below
         assert field in str(error)  # noqa: PT017
     else:
-        assert speculators  # of whose layers vLLM reads less
+        assert speculators  # vLLM reads less of their layers
 
 
 def test_an_error_of_the_users_is_not_blamed_on_the_drafter(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Configs of DFlash 2 drafters: what is read of them, and what is refused."""
+"""Configs of DFlash 2 drafters: what is read from them, and what is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_both_dialects_say_the_same() -> None:
 
 
 def test_the_first_dflash_has_nothing_of_it() -> None:
-    """Whatever else stands in its config, which is remarked on."""
+    """DFlash 2 fields in its `dflash_config` are ignored, with a remark."""
     fields = drafter_config(dflash_config={"conv_kernel_size": 3}, selector_top_k=4)
     spec = parse_config("it", fields)
     assert spec.dflash2 is None
@@ -80,7 +80,7 @@ def test_a_smaller_vocabulary_is_refused() -> None:
 
 
 def test_its_tensors() -> None:
-    """By their names in the checkpoints, and shapes by hand."""
+    """Names are those in the checkpoints; shapes are written by hand."""
     spec = parse_config("it", config())
     tensors = expected_tensors(spec)
     own = {name: shape for name, shape in tensors.items() if "conv" in name or "selector" in name}

@@ -1,4 +1,4 @@
-"""What a config says, by whatever dialect it is said."""
+"""What a config says, whichever dialect it is written in."""
 
 from __future__ import annotations
 

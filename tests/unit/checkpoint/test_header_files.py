@@ -1,4 +1,4 @@
-"""Headers: what each says of its tensors, and where they come from."""
+"""Headers: what each says about its tensors, and where they come from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REPOSITORY = "someone/drafter"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two files of a tensor each, and an index that names both."""
+    """Return a folder with two files of one tensor each, and an index that names both."""
     folder = tmp_path / "drafter"
     folder.mkdir()
     save_file({"row": torch.zeros(7, dtype=torch.int64)}, folder / "b.safetensors")
@@ -136,7 +136,7 @@ def test_an_index_that_does_not_fit(folder: Path, weight_map: dict[str, Any], wo
 
 
 def test_an_index_without_end(folder: Path) -> None:
-    """No memory is taken for it: a sparse file may claim any size."""
+    """The file is not read into memory: a sparse file may claim any size."""
     with (folder / INDEX).open("r+b") as file:
         file.truncate(1 << 42)
     with pytest.raises(HeadersUnreadableError, match=f"{INDEX}' cannot be read: it is larger than"):
@@ -144,7 +144,7 @@ def test_an_index_without_end(folder: Path) -> None:
 
 
 def test_an_index_that_is_no_text_is_not_shown(folder: Path) -> None:
-    """A link may lead to what nobody else is to read."""
+    """A link may point to a file that others must not read."""
     (folder / INDEX).write_bytes(b"the secret itself \xff" * 1000)
     with pytest.raises(HeadersUnreadableError, match="cannot be read: it is not text") as refused:
         read_folder(folder)
@@ -183,7 +183,7 @@ def test_without_an_index_the_pattern_is_all_files() -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """A hub with FOUND, and what it was asked for. Nothing is in the cache."""
+    """Record requests to a hub that serves FOUND. The cache is empty."""
     asked: list[tuple[str, str | None]] = []
 
     def get_safetensors_metadata(model: str, *, revision: str | None) -> Any:
@@ -234,14 +234,14 @@ def test_the_cache_is_asked_first(
     write_index(folder, {"matrix": "a.safetensors"})
     cached(monkeypatch, folder)
     assert read_headers_of(REPOSITORY, "abc").files == ("a.safetensors",)
-    # Without an index, one file only has a name that says it is all there is.
+    # Without an index, only the name `model.safetensors` says that nothing is missing.
     (folder / INDEX).unlink()
     assert read_headers_of(REPOSITORY, "abc") == FOUND
     assert len(asked) == 1
     (folder / "b.safetensors").rename(folder / "model.safetensors")
     assert read_headers_of(REPOSITORY, "abc").files == ("a.safetensors", "model.safetensors")
     assert len(asked) == 1
-    # A download that was broken off.
+    # A download that was interrupted.
     write_index(folder, {"matrix": "a.safetensors", "row": "b.safetensors"})
     assert read_headers_of(REPOSITORY, "abc") == FOUND
     assert len(asked) == 2

@@ -29,7 +29,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
-    """Its drafter is sharded, and has its weights once more under other names beside the index."""
+    """Return a pair with a sharded drafter, and a file that its index does not name."""
     pair = make_pair(tmp_path)
     whole = pair.drafter / "model.safetensors"
     tensors = load_file(whole)
@@ -49,7 +49,7 @@ def write_index(pair: Pair, weight_map: Any) -> None:
 
 
 def start(pair: Pair) -> None:
-    """What `LLM(...)` does before any process starts."""
+    """Do what `LLM(...)` does before any process starts."""
     speculative = {"method": "dflash", "model": str(pair.drafter)}
     EngineArgs(
         model=str(pair.target),
@@ -99,7 +99,7 @@ def test_a_bad_index_is_refused_by_both(pair: Pair, weight_map: Any, message: st
 
 
 def test_a_copy_of_one_file_beside_its_index(pair: Pair, tmp_path: Path) -> None:
-    """As repositories of Mistral's have it, with the same names in both."""
+    """As in Mistral's repositories, with the same names in both files."""
     one = make_pair(tmp_path / "one")
     file = one.drafter / "model.safetensors"
     write_index(one, dict.fromkeys(load_file(file), file.name))

@@ -1,4 +1,4 @@
-"""Configs of LiLiCorr drafters: what is read of them, and what is refused."""
+"""Configs of LiLiCorr drafters: what is read from them, and what is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_which_of_its_layers_may_be_quantised() -> None:
 
 
 def test_its_tensors_are_named_where_they_are_missing() -> None:
-    """By the names of today, also where a checkpoint has those of old."""
+    """By their current names, even if a checkpoint uses the old ones."""
     spec = parse_config("it", config(**CONVOLUTIONS))
     found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
     assert sum("attention_conv" in name for name in found) == 2 * 2

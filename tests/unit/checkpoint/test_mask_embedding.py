@@ -18,7 +18,7 @@ NUMBERS = torch.arange(64.0)
 
 
 class Called:
-    """What a pickle can ask for: a call of anything."""
+    """An object whose pickle calls a function, as any pickle may."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return print, ("called",)

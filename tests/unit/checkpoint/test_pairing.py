@@ -24,7 +24,7 @@ TARGET = PairingTarget("target", "SomeForCausalLM", 4, 64, 320, supports_taps=Tr
 
 
 def all_faults(target: PairingTarget) -> list[str]:
-    """In the order of the message."""
+    """Return all faults in the order of the message."""
     return target_faults(target) + pair_faults(DRAFTER, target)
 
 
@@ -48,7 +48,7 @@ def test_bounds() -> None:
     assert pair_faults(parse_config("it", config), replace(TARGET, num_layers=3)) == []
 
 
-# What to do is said with some of them: a flag, a platform or a number that has to be right.
+# Some faults say what to do: a flag, a platform or a number to correct.
 REMEDIES: dict[str, tuple[Any, ...]] = {
     "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
 }
@@ -100,10 +100,10 @@ def with_vocabulary(**changes: Any) -> DrafterSpec:
 @pytest.mark.parametrize(
     ("drafter", "vocab_size", "words"),
     [
-        # Columns of a head of its own become ids by its map, whatever the target is padded to.
+        # Columns of the drafter's own head are mapped to ids, however the target is padded.
         (with_vocabulary(draft_vocab_size=100), 352, None),
         (with_vocabulary(draft_vocab_size=100), 310, None),
-        # An embedding of its own is given all of the target's ids.
+        # The drafter's own embedding receives all of the target's ids.
         (with_vocabulary(draft_vocab_size=100, hidden_size=32, target_hidden_size=64), 310, None),
         (
             with_vocabulary(draft_vocab_size=100, hidden_size=32, target_hidden_size=64),
@@ -140,9 +140,9 @@ def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     ("drafter", "vocab_size"),
     [
         (with_vocabulary(), 320 + 1025),  # more than padding
-        (with_vocabulary(hidden_size=32, target_hidden_size=64), 352),  # which brings its own
-        (with_vocabulary(**dflash2_config()), 352),  # whose codebooks have a row for each
-        (parse_config("drafts", as_speculators(drafter_config())), 352),  # which may bring its own
+        (with_vocabulary(hidden_size=32, target_hidden_size=64), 352),  # has its own embedding
+        (with_vocabulary(**dflash2_config()), 352),  # its codebooks have a row per token
+        (parse_config("drafts", as_speculators(drafter_config())), 352),  # may have its own
     ],
 )
 def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Which drafters tensor parallelism splits, and which every rank has whole."""
+"""Which drafters tensor parallelism splits, and which each rank holds whole."""
 
 import pytest
 
@@ -34,9 +34,9 @@ def test_what_does_not_divide(
 
 
 def test_the_head_of_lilicorr_is_split_on_all_ranks() -> None:
-    """By vLLM, also where every rank has the rest of the drafter whole."""
+    """vLLM splits it even if each rank holds the rest of the drafter whole."""
     spec = parse_config("it", drafter_config(**lilicorr_config(), intermediate_size=95))
-    assert [drafter_ranks(spec, ranks) for ranks in (1, 2, 4, 8)] == [1] * 4  # of 48 and 72 rows
+    assert [drafter_ranks(spec, ranks) for ranks in (1, 2, 4, 8)] == [1] * 4  # 48 and 72 rows
     for ranks in (5, 16):
         with pytest.raises(
             DrafterError, match=f"of 48 and 72 rows, .*tensor_parallel_size {ranks}"

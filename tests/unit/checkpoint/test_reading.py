@@ -1,4 +1,4 @@
-"""Where a config comes from, what stands in for its fields, and what is remarked on."""
+"""Where a config comes from, what overrides its fields, and what is remarked on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPOSITORY = "z-lab/Qwen3-8B-DFlash-b16"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """Its answer to anything is QWEN; what it was asked for."""
+    """Record requests to a hub that answers each with QWEN."""
     asked: list[tuple[str, str | None]] = []
 
     def get_config_dict(model: str, *, revision: str | None = None) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ NESTED = QWEN["dflash_config"]
         ({"block_size": 8, "is_causal": True}, {"block_size": 8, "causal": (True,) * 5}),
         ({"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
         ({"rope_theta": 9.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}),
-        # The second would change nothing without the first, and the first is refused without it.
+        # The second changes nothing without the first; the first is refused without the second.
         (
             {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64},
             {"windows": (64,) * 5, "causal": (True,) * 5},

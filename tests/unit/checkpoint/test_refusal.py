@@ -1,4 +1,4 @@
-"""From what pydantic finds wrong to one message that names each field and its value."""
+"""Pydantic's errors become one message that names each field and its value."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fields() -> type[BaseModel]:
 
 
 def read(written: dict[str, Any], **how: str) -> dict[str, Any] | str:
-    """The fields, or the message of the refusal."""
+    """Return the fields, or the message of the refusal."""
     try:
         return checked(fields(), written, **how).model_dump()
     except ValueError as refused:
@@ -86,9 +86,9 @@ EPS = "eps must be a positive number, config.json says"
         ({"size": 4, "on": 1}, "on must be true or false, config.json says 1"),
         ({"size": 4, "name": "long"}, "name must be a short name, config.json says 'long'"),
         ({"size": 4, "name": "A"}, "name must be in small letters, config.json says 'A'"),
-        # `half` depends on `size`, and is not to blame; what comes after it is.
+        # `half` depends on `size` and is not blamed; later fields are.
         ({"size": "s", "eps": -1}, f"{SIZE} 's'; {EPS} -1"),
-        # Of two fields: a sentence.
+        # A fault of two fields is a sentence.
         ({"size": 2, "on": True}, "on and half do not agree"),
     ],
 )

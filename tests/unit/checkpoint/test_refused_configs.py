@@ -1,4 +1,4 @@
-"""What a config may not say: which field is named, and where the bounds are."""
+"""What a config must not say: which field is named, and where the bounds are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refusal(config: Fields) -> str | None:
 def test_bounds_of_integers(name: str) -> None:
     least, most = INTEGERS[name]
     plain = {**QWEN, "layer_types": None, "num_attention_heads": 1, "num_key_value_heads": 1}
-    # One head, so that any number of them divides.
+    # One key/value head, which divides any number of heads.
     for value in (least, most):
         both = {"num_attention_heads": value} if name == "num_key_value_heads" else {}
         assert refusal({**plain, **both, name: value}) is None
@@ -78,7 +78,7 @@ LLAMA3 = {
 }
 
 
-# What is changed in QWEN, and the words that follow "drafter 'it': ".
+# Changes to QWEN, and the words that follow "drafter 'it': ".
 REFUSED: list[tuple[Fields, str]] = [
     ({"dflash_config": [1]}, "dflash_config must be an object, config.json says [1]"),
     ({"dflash_config": None}, "mask_token_id must be an integer from 0 to 2147483648, "),
@@ -156,7 +156,7 @@ REFUSED: list[tuple[Fields, str]] = [
         "partial_rotary_factor of rope_theta (0.03) rotates 3 of the 128 numbers of a head",
     ),
     ({"partial_rotary_factor": 2.0}, "partial_rotary_factor of rope_theta must be at most 1"),
-    # By layer type: an entry for each that there is.
+    # By layer type: each type in use needs an entry.
     (
         scaled(sliding_attention={"rope_theta": 2.0}),
         "rope_scaling differs by layer type (sliding_attention), and has no entry for"
@@ -185,7 +185,7 @@ REFUSED: list[tuple[Fields, str]] = [
         scaled(full_attention={"rope_type": "linear", "factor": 103}),
         "factor of rope_scaling.full_attention stretches the positions to 4218880",
     ),
-    # A table of 40,960 or 65,536 rows, and at most 4,194,304.
+    # A table of 40,960 or 65,536 rows may be stretched to at most 4,194,304.
     (
         scaled(type="linear", factor=103),
         "factor of rope_scaling stretches the positions to 4218880",
@@ -216,7 +216,7 @@ def test_what_is_refused(changes: Fields, words: str) -> None:
         nested(mask_token_id=1 << 31),
         nested(use_swa=True, swa_window_size=1),
         nested(use_swa=True, swa_window_size=(1 << 31) - 1),
-        # Of no use, so of no harm, where nothing slides.
+        # Unused, so harmless, where no layer slides.
         {"sliding_window": "wide"},
         nested(swa_window_size=0),
         scaled(type="linear", factor=102.4),
@@ -225,7 +225,7 @@ def test_what_is_refused(changes: Fields, words: str) -> None:
         scaled(type="yarn", factor=1e-4, original_max_position_embeddings=10000),
         scaled(type="yarn", factor=1.5, mscale=0, mscale_all_dim=0),
         scaled(type="default", partial_rotary_factor=1),
-        # Llama's table has as many rows as the drafter has positions, however it is stretched.
+        # Llama's table has one row per position of the drafter, however it is stretched.
         scaled(**LLAMA3 | {"factor": 1e6}),
     ],
 )

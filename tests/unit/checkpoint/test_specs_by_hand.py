@@ -1,4 +1,4 @@
-"""What each way of writing a config means, field by field, as written by hand beside it."""
+"""What each way of writing a config means, field by field; expected values written by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_field_of_a_whole_config(kind: str) -> None:
     config, spec = WHOLE[kind]
     before = json.dumps(config)
     assert read(config) == spec
-    assert json.dumps(config) == before  # which is the caller's
+    assert json.dumps(config) == before  # the caller's config is unchanged
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -49,7 +49,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0}
-THETA = {"rope_theta": 5000000}  # of QWEN, beside whatever scales it
+THETA = {"rope_theta": 5000000}  # QWEN's, under any scaling
 
 
 def rope(**fields: Any) -> Fields:
@@ -57,7 +57,7 @@ def rope(**fields: Any) -> Fields:
 
 
 ROPE: list[tuple[Fields, Fields]] = [
-    # transformers 4: rope_theta beside rope_scaling, whose kind was once called type.
+    # transformers 4: rope_theta beside rope_scaling, whose rope_type was once called type.
     ({"rope_theta": 10000.0}, rope(rope_type="default", rope_theta=10000.0)),
     ({"rope_theta": 7, "rope_scaling": {}}, rope(rope_type="default", rope_theta=7)),
     (
@@ -73,7 +73,7 @@ ROPE: list[tuple[Fields, Fields]] = [
         {"rope_scaling": {**YARN, "original_max_position_embeddings": 4096}},
         rope(**YARN, original_max_position_embeddings=4096, **THETA),
     ),
-    # Trained at all the positions it has, where it does not say at how many.
+    # If it does not say at how many positions it was trained: at all it has.
     ({"rope_scaling": YARN}, rope(**YARN, original_max_position_embeddings=40960, **THETA)),
     (
         {"rope_scaling": {**YARN, "original_max_position_embeddings": None}},
@@ -89,12 +89,12 @@ ROPE: list[tuple[Fields, Fields]] = [
         rope(rope_type="linear", rope_theta=1e4, factor=2.0),
     ),
     (rope(**LLAMA3, rope_theta=5e5), rope(**LLAMA3, rope_theta=5e5)),
-    # A part of each head is rotated only.
+    # Only a part of each head is rotated.
     (
         rope(rope_theta=1e4, partial_rotary_factor=0.5),
         rope(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5),
     ),
-    # Both: the newer one counts; what it leaves out of theta stands at top level.
+    # Both: the newer one counts; a theta that it leaves out is read at top level.
     (
         {"rope_theta": 9, **rope(rope_type="default", rope_theta=10000.0)},
         rope(rope_type="default", rope_theta=10000.0),
@@ -114,7 +114,7 @@ ROPE: list[tuple[Fields, Fields]] = [
 ]
 
 
-# What stands at top level counts where an entry does not say otherwise, as in transformers.
+# Top-level fields count where an entry does not say otherwise, as in transformers.
 PART = {"partial_rotary_factor": 0.5}
 ROPE += [
     (PART, rope(rope_type="default", **THETA, **PART)),
@@ -153,7 +153,7 @@ BY_LAYER_TYPE: list[tuple[Fields, Fields]] = [
         {**MIXED_WINDOWS, **rope(**{SLIDING: ONE, FULL: OTHER})},
         {**MIXED_SPEC, "rope_parameters": READ_OTHER, "sliding_rope_parameters": ONE},
     ),
-    # What they leave out stands at top level; what stands beside them counts for none.
+    # Fields that entries leave out are read at top level; fields beside entries are ignored.
     (
         {
             **MIXED_WINDOWS,
@@ -166,12 +166,12 @@ BY_LAYER_TYPE: list[tuple[Fields, Fields]] = [
             "sliding_rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **PART},
         },
     ),
-    # Alike after all.
+    # Equal once they are read.
     (
         {**MIXED_WINDOWS, **rope(**{SLIDING: ONE, FULL: {"rope_theta": 1e6}})},
         {**MIXED_SPEC, "rope_parameters": ONE},
     ),
-    # Layers of one type: the other's entry counts for none, and may be missing.
+    # Layers of one type: the other type's entry is ignored, and may be missing.
     (rope(**{FULL: ONE, SLIDING: OTHER}), {"rope_parameters": ONE}),
     (rope(**{FULL: ONE, SLIDING: None}), {"rope_parameters": ONE}),
     (
@@ -197,7 +197,7 @@ def test_rotation_by_layer_type(changes: Fields, means: Fields) -> None:
 
 
 MIXED = [SLIDING, FULL, SLIDING, SLIDING, FULL]
-OF_MIXED = (True, False, True, True, False)  # sliding layers are causal where nobody says
+OF_MIXED = (True, False, True, True, False)  # sliding layers are causal by default
 ALL, NONE = (True,) * 5, (False,) * 5
 
 
@@ -220,7 +220,7 @@ ATTENTION: list[tuple[Fields, Fields]] = [
         {"layer_types": [SLIDING] * 5, "sliding_window": 7},
         {"windows": (7,) * 5, "causal": ALL},
     ),
-    # A window inside counts before that outside, unless it is null.
+    # A window inside dflash_config comes before one outside, unless it is null.
     (
         {"layer_types": MIXED, "sliding_window": 2048, **nested(swa_window_size=512)},
         {"windows": sliding(512), "causal": OF_MIXED},
@@ -229,7 +229,7 @@ ATTENTION: list[tuple[Fields, Fields]] = [
         {"layer_types": MIXED, "sliding_window": 2048, **nested(swa_window_size=None)},
         {"windows": sliding(2048), "causal": OF_MIXED},
     ),
-    # use_swa makes all layers slide where none is said to; they are not causal for it.
+    # use_swa makes all layers slide if layer_types names no sliding one, but not causal.
     ({"layer_types": None, **nested(use_swa=True, swa_window_size=512)}, {"windows": (512,) * 5}),
     (nested(use_swa=True, swa_window_size=512), {"windows": (512,) * 5}),
     ({"sliding_window": 64, **nested(use_swa=True)}, {"windows": (64,) * 5}),
@@ -238,7 +238,7 @@ ATTENTION: list[tuple[Fields, Fields]] = [
         {"windows": sliding(512), "causal": OF_MIXED},
     ),
     (nested(use_swa=False, swa_window_size=512), {}),
-    # An explicit word on causality counts for all layers, is_causal before dflash_config.causal.
+    # An explicit causality applies to all layers; is_causal comes before dflash_config.causal.
     (nested(causal=True), {"causal": ALL}),
     (nested(causal=False), {}),
     ({"is_causal": True}, {"causal": ALL}),
@@ -267,7 +267,7 @@ def test_attention(changes: Fields, means: Fields) -> None:
 
 
 PLACES: list[tuple[Fields, Fields]] = [
-    # Newer ones: the block inside. Others: all of it outside. In both places: inside counts.
+    # Newer configs: block_size inside. Others: all fields outside. In both: inside counts.
     ({"block_size": None, **nested(block_size=10)}, {"block_size": 10}),
     (nested(block_size=10), {"block_size": 10}),
     (nested(block_size=None), {}),
@@ -279,7 +279,7 @@ PLACES: list[tuple[Fields, Fields]] = [
     ({"mask_token_id": 7, **nested(mask_token_id=None)}, {"mask_token_id": 7}),
     ({"num_target_layers": None, **nested(num_target_layers=40)}, {"num_target_layers": 40}),
     ({"num_target_layers": None}, {"num_target_layers": None}),
-    # Read inside alone, as vLLM does.
+    # Read only inside, as vLLM does.
     ({"causal": True, "use_swa": True, "swa_window_size": 9}, {}),
     ({"sample_from_anchor": True, "causal_head": True}, {}),
     (nested(causal_head=None), {}),
@@ -309,18 +309,18 @@ SLIDING_ROPE = rope(rope_type="default", rope_theta=9.0)
 OF_SPECULATORS: list[tuple[Fields, Fields]] = [
     ({"aux_hidden_state_layer_ids": [1]}, {"taps": (0,)}),
     ({"mask_token_id": 4}, {"mask_token_id": 4}),
-    # Of sliding layers only: full ones are trained bidirectional (vllm#56692).
+    # For sliding layers only: full ones are trained bidirectional (vllm#56692).
     ({"sliding_window_non_causal": False}, {"causal": (True, False, True)}),
     ({"sliding_window_non_causal": True}, {}),
     ({"sliding_window_non_causal": None}, {}),
     ({"sample_from_anchor": None}, {}),
-    # Left out, or null: as many as the target's. What the layers' config says is overruled.
+    # Left out or null: the target's. The layers' config is overruled.
     ({"draft_vocab_size": None}, {"draft_vocab_size": 151936}),
     ({"target_hidden_size": None}, {"target_hidden_size": 2048}),
     (layers(block_size=4, draft_vocab_size=5, target_hidden_size=6), {}),
     ({"block_size": None, **layers(block_size=4)}, {"block_size": 4}),
     ({"quantization_config": None}, {}),
-    # Where z-lab would write them; here they mean nothing.
+    # Where z-lab would write them: ignored here.
     ({"num_hidden_layers": 9, "vocab_size": 9, "hidden_size": 9, "rope_theta": 9}, {}),
     ({"dflash_config": {"mask_token_id": 1, "causal": True}}, {}),
     ({"architectures": ["Whatever"]}, {}),

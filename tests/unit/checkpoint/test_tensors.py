@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, as the layout of section "dialects" has them, and what is wrong."""
+"""The tensors of a checkpoint, in the layout of section "dialects", and each fault."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_a_drafter_consists_of() -> None:
 @pytest.mark.parametrize(
     ("target_hidden_size", "draft_vocab_size", "required"),
     [
-        (32, 320, set()),  # the target's serve
+        (32, 320, set()),  # uses the target's
         (32, 200, {"lm_head.weight", "d2t"}),
         (48, 320, {"embed_tokens.weight", "lm_head.weight"}),
         (48, 200, {"embed_tokens.weight", "lm_head.weight", "d2t"}),
@@ -111,7 +111,7 @@ def test_which_drafters_need_a_vocabulary_of_their_own(
 
 
 def found(**others: Tensor | None) -> dict[str, Tensor]:
-    """All that there must be, and these instead; None: left out."""
+    """Return all tensors of SPEC, with these replaced; None leaves one out."""
     there = {name: Tensor(shape, "BF16") for name, shape in {**PLAIN, **VOCABULARY}.items()}
     there |= {"d2t": Tensor((200,), "I64"), "t2d": Tensor((320,), "BOOL")}
     changed = {**there, **{name.replace("__", "."): of for name, of in others.items()}}
@@ -194,7 +194,7 @@ WAYS: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_quantised_has_other_tensors(way: str) -> None:
-    """Which only vLLM's layer of that method can judge; all else is as it was."""
+    """Only vLLM's layer of that method can check them; all other tensors are unchanged."""
     spec = parse_config("it", drafter_config(quantization_config={"quant_method": way}))
     found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
     del found[f"{LAYER}.weight"]

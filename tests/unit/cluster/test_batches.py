@@ -1,4 +1,4 @@
-"""What a batch run writes down, and how it counts."""
+"""What a batch run writes, and how it counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_parts_are_whole_or_absent(tmp_path: Path, form: str) -> None:
 
 
 def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
-    claim(tmp_path, {"model": "a", "max_tokens": 4})  # has not come so far as to write a part
+    claim(tmp_path, {"model": "a", "max_tokens": 4})  # no part is written yet
     claim(tmp_path, {"model": "a", "max_tokens": 5})
     write_part(tmp_path, [{"id": 0}], "jsonl")
     claim(tmp_path, {"model": "a", "max_tokens": 5})
@@ -71,7 +71,7 @@ def test_rows_keep_their_order_where_numbers_or_a_limit_depend_on_it(
     limit: int | None,
     is_ordered: bool,
 ) -> None:
-    """Or a run that goes on would give answers the ids of other prompts."""
+    """Otherwise a resumed run would give answers the ids of other prompts."""
     options = SimpleNamespace(preserve_order=None)
     context = SimpleNamespace(execution_options=options)
     monkeypatch.setattr("ray.data.DataContext.get_current", lambda: context)

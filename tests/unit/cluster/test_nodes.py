@@ -1,4 +1,4 @@
-"""What nodes must have, and what is said where they lack it."""
+"""What nodes must have, and what is said if they lack it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_good_nodes_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_build_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else lies in the folder, and wherever that is."""
+    """Other files in the folder do not matter, nor does its path."""
 
     def build(folder: str, sources: dict[str, str]) -> str:
         package = tmp_path / folder
@@ -142,7 +142,7 @@ def test_a_build_is_known_by_its_sources(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_nodes_are_asked_in_the_environment_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may bring the package along."""
+    """The environment may contain the package."""
     first, other = "aa" * 28, "bb" * 28
     asked: list[dict[str, Any]] = []
 

@@ -22,7 +22,7 @@ from vllm_dflash.cluster.placement import (
     [
         ([64, 64], 2, 64),  # a node each
         ([64], 2, 32),
-        ([64, 8], 2, 32),  # rather two on the large node than one as slow as the small
+        ([64, 8], 2, 32),  # better two on the large node than one on the small
         ([64, 40], 2, 40),
         ([64, 64, 10], 4, 32),
         ([3], 2, 1),
@@ -37,7 +37,7 @@ def test_every_worker_gets_as_many_cpus(free: list[float], workers: int, expecte
 
 
 def test_workers_get_the_largest_bundles_of_a_group() -> None:
-    """In the group's order, whichever of them is the largest."""
+    """Bundles keep the group's order, whichever is the largest."""
     serve = [{"CPU": 1.0}, {"CPU": 6.5}, {"GPU": 1.0}, {"CPU": 8.0}]
     assert bundles_of_workers(serve, 2) == [1, 3]
     assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
@@ -49,7 +49,7 @@ def test_workers_get_the_largest_bundles_of_a_group() -> None:
 
 
 def test_ranks_begin_on_the_engines_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a node one after the other; a bundle's index is no rank."""
+    """A node's ranks follow each other; a bundle's index is not its rank."""
     nodes = dict(enumerate(["far", "own", "own", "near", "far", "own"]))
     table = {"bundles_to_node_id": nodes}
     listed = [{"NodeID": n, "NodeManagerAddress": f"at {n}"} for n in ("own", "near", "far")]
@@ -80,7 +80,7 @@ def test_of_unequal_nodes_workers_get_equal_shares(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """CPUs that were asked for, of two nodes with 8 each; more than 4 are not to be had."""
+    """Record CPUs asked for on two nodes of 8 each. At most 4 per worker can be reserved."""
     asked: list[Any] = []
 
     def placement_group(bundles: list[dict[str, int]], strategy: str) -> SimpleNamespace:

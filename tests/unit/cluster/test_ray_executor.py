@@ -1,4 +1,4 @@
-"""Which Ray executor an engine gets, and what that does before its workers start."""
+"""Which Ray executor an engine gets, and what it does before its workers start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture
 def on_cuda(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VllmConfig]:
-    """The config of an engine with two ranks on Ray, as if here were GPUs."""
+    """Build the config of an engine with two ranks on Ray, as if this machine had GPUs."""
 
     def build(speculative: dict[str, Any] | None) -> VllmConfig:
         return EngineArgs(
@@ -54,7 +54,7 @@ def on_cuda(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VllmCo
             distributed_executor_backend="ray",
         ).create_engine_config()
 
-    # Modules of models are imported as on the CPU that is here.
+    # Import the modules of models while the platform is still the CPU.
     EngineArgs(
         model=str(pair.target), skip_tokenizer_init=True, speculative_config=dflash(pair)
     ).create_engine_config()
@@ -69,12 +69,12 @@ def dflash(pair: Pair) -> dict[str, Any]:
 
 
 class WorkerStartedError(Exception):
-    """Instead of a worker's process."""
+    """Raised instead of starting a worker's process."""
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[VllmConfig]:
-    """The configs that workers were started with. vLLM's `_init_executor` itself is run."""
+    """Record the configs that workers start with. vLLM's own `_init_executor` runs."""
     configs: list[VllmConfig] = []
 
     class Remote:
@@ -167,14 +167,14 @@ def test_vllms_older_executor_stays_where_it_was_chosen(
 def test_a_vllm_without_an_older_executor(
     on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.33 does not know the variable that chose it."""
+    """vLLM 0.33 lacks the variable that selected it."""
     monkeypatch.delitem(envs.environment_variables, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", False)
     config = on_cuda(dflash(pair))
     assert config.parallel_config.distributed_executor_backend is DFlashRayExecutor
 
 
 def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine without DFlash, which registers us as well, does not care."""
+    """An engine without DFlash registers the plugin as well, and still starts."""
     monkeypatch.delattr(RayExecutorV2, "_build_runtime_env")
     plugin.register()
     with pytest.raises(seams.UnsupportedVllmError, match=r"RayExecutorV2\._build_runtime_env"):
@@ -182,7 +182,7 @@ def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
-    """Before any process starts, with the name of ours."""
+    """The error comes before any process starts, and names our executor."""
     arguments = EngineArgs(
         model=str(pair.target),
         skip_tokenizer_init=True,
@@ -220,7 +220,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
             raise error
 
     monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
-    monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # this is not vLLM's
+    monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # `init_executor` is not vLLM's
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
     monkeypatch.setattr(CPURayExecutor, "_place", lambda _: places)
@@ -268,7 +268,7 @@ def test_seams_of_ray_hold() -> None:
 def test_cpus_that_an_engine_has_reserved_are_given_back(
     monkeypatch: pytest.MonkeyPatch, is_own: bool
 ) -> None:
-    """Once; a caller's are the caller's."""
+    """They are given back once. A group of the caller's is left alone."""
     removed: list[str] = []
     util = SimpleNamespace(
         get_current_placement_group=lambda: None if is_own else "the caller's",

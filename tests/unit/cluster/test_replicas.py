@@ -44,7 +44,7 @@ def body(text: bytes, more: bool = False) -> dict[str, Any]:
 
 
 def answer(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """What reaches the client where the proxy sends these."""
+    """Return what reaches the client if the proxy sends these messages."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -120,7 +120,7 @@ if sys.stdin.readline():
 
 @pytest.mark.parametrize("death", ["kill", "group", "leave"])
 def test_no_process_outlives_a_guarded_one(death: str) -> None:
-    """Killed alone, killed with its group (by Ray), or at its end by its own will."""
+    """It is killed alone, is killed with its group (by Ray), or exits by itself."""
     guarded = subprocess.Popen(
         [sys.executable, "-c", GUARDED],
         stdin=subprocess.PIPE,

@@ -38,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def refusal(pair: Pair, *, engine: dict[str, Any] | None = None, **speculative: Any) -> str:
-    """The message a user gets."""
+    """Return the message a user gets."""
     config = {"method": "dflash", "model": str(pair.drafter), **speculative}
     settings: dict[str, Any] = {"model": str(pair.target), "max_model_len": 256, "dtype": "float32"}
     args = EngineArgs(
@@ -52,7 +52,7 @@ def refusal(pair: Pair, *, engine: dict[str, Any] | None = None, **speculative: 
 
 
 def test_drafter_folder_without_config(pair: Pair, tmp_path: Path) -> None:
-    """Folders and files that go missing, or are damaged, are in test_faults.py."""
+    """Missing or damaged folders and files are tested in test_faults.py."""
     assert "has no config.json" in refusal(pair, model=str(tmp_path))
 
 
@@ -186,7 +186,7 @@ def test_weights_that_do_not_match_the_config(pair: Pair, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool])
 def test_weights_that_are_integers(pair: Pair, tmp_path: Path, dtype: torch.dtype) -> None:
-    """Quantised somehow, with nothing in config.json that says so: each is named."""
+    """Weights may be quantised without config.json saying so. Each tensor is named."""
     shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     odd = ("fc.weight", "layers.1.mlp.up_proj.weight")
@@ -203,7 +203,7 @@ def test_weights_that_are_integers(pair: Pair, tmp_path: Path, dtype: torch.dtyp
 def test_integers_from_a_hub_are_refused_while_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody read its headers before."""
+    """Its headers were not read before."""
     pair = make_pair(tmp_path)
     tensors = load_file(pair.drafter / "model.safetensors")
     tensors["fc.weight"] = tensors["fc.weight"].char()

@@ -1,4 +1,4 @@
-"""vLLM's own reading of a drafter's config: what is kept from it, told to it, and blamed."""
+"""vLLM's reading of a drafter's config: what is hidden from it, told to it, and blamed."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def vllms(hf_config: SimpleNamespace, text: SimpleNamespace, asked: int | None =
 
 
 def test_what_vllm_is_told() -> None:
-    """Taps and mask token where it looks for them; no windows, which we take from the spec; and one
-    architecture for both kinds of DFlash."""
+    """Taps and mask token where vLLM looks for them; no windows, which we take from the spec; and
+    one architecture for both kinds of DFlash."""
     written = {"use_swa": True, "mask_token_id": 4}
     outer = hf(dflash_config=written, layer_types=["sliding_attention", "full_attention"], x=1)
     inner = hf(layer_types=None)
@@ -84,8 +84,8 @@ def test_what_vllm_is_told() -> None:
 def test_a_short_drafter_does_not_shorten_its_target(
     own: int, told: int, rope: str, goes_on: bool, asked: int | None
 ) -> None:
-    """vLLM 0.33 drafts on where positions go on, and else takes the lesser of the two for both;
-    longer requests go undrafted with us."""
+    """If positions go on, vLLM 0.33 keeps drafting; otherwise it limits both models to the shorter
+    length. Ours does not draft for longer requests instead."""
     config = vllms(hf(), hf(), asked)
     config.draft_model_config.max_model_len = own
     drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
@@ -107,7 +107,7 @@ Bad = Callable[[Fields], str | None]
 
 
 class Reader:
-    """Stands for vLLM's reading of the drafter: fails where `bad` gives a reason."""
+    """Stand-in for vLLM's reading of the drafter: fails if `bad` gives a reason."""
 
     def __init__(self, bad: Bad) -> None:
         self.bad = bad
@@ -142,7 +142,7 @@ def test_the_field_to_blame_is_found_by_trial() -> None:
     )
     assert reader.read[0] == PLAIN
     assert reader.read[1:] == [{**PLAIN, name: value} for name, value in config.items()]
-    # Everything else as it was; the revision is of the repository.
+    # All else is unchanged, except the revision, which belongs to the repository.
     assert reader.asked == [{"method": "dflash"}] * len(reader.asked)
     assert set(reader.spec_models) == {None}
     assert args == arguments()
@@ -174,7 +174,7 @@ def test_of_speculators_the_layers_own_fields_are_tried() -> None:
 
 @pytest.mark.parametrize("bad", [lambda _: "anything", lambda _: None])
 def test_a_fault_of_something_else(bad: Bad) -> None:
-    """It fails with a plain config as well, or not any more."""
+    """It also fails with a plain config, or no longer fails."""
     args = SimpleNamespace(spec_model=None, speculative_config=None)
     assert config_fault(DRAFTER, GPT_OSS, args, Reader(bad)) is None
 
@@ -234,4 +234,4 @@ def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:
         )
     assert reader.asked[0] == {"method": "dflash", "revision": "abc"}
     assert reader.asked[1:] == [{"method": "dflash"}] * (len(reader.asked) - 1)
-    assert args.speculative_config["more"] == 1  # the user's arguments are what vLLM made of them
+    assert args.speculative_config["more"] == 1  # the user's arguments stay as vLLM left them

@@ -37,7 +37,7 @@ def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[st
     )
     before = dict(config)
     write_speculative_config(args, mode)
-    assert config == before  # which is the user's
+    assert config == before  # the user's config is unchanged
     return args.speculative_config
 
 
@@ -45,7 +45,7 @@ def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[st
     ("config", "expected"),
     [
         ({"model": "it"}, ALWAYS),
-        # Keys of ours go; what was written is overruled by what was resolved of it.
+        # Our keys are removed; resolved values replace the written ones.
         ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
         ({"model": "it", "free-drafts": "off", "estimates_folder": "here"}, ALWAYS),
         ({"model": "it", "num_speculative_tokens": 3, "method": None}, ALWAYS),
@@ -145,7 +145,7 @@ def test_the_lengths_to_capture(longest: int, table: list[tuple[int, int, int]])
 
 
 def test_a_trees_nodes_are_captured_beside_chains() -> None:
-    """And what it may be cut to, unless a chain has as many."""
+    """Sizes it may be cut to are captured as well, unless a chain has that many."""
     expected = [(1, 1, 15), (2, 2, 7), (3, 3, 0), (4, 4, 3), (5, 5, 1), (6, ANY, 15)]
     assert length_table(7, 15) == expected
     assert length_table(7, 5) == length_table(7)
@@ -169,7 +169,7 @@ def test_what_a_tree_may_be_cut_to(nodes: int, sizes: list[int]) -> None:
 @pytest.mark.parametrize("max_draft", [1, 2, 3, 7, 15])
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 4, 64, 1024])
 def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: int) -> None:
-    """As vLLM reads it: K is always among them, 0 wherever two fit, and K has most sizes."""
+    """As vLLM reads it: K is always there, 0 if two requests fit; K has the most batch sizes."""
     lookup = build_dynamic_sd_schedule_lookup(
         length_table(max_draft),
         vllm_max_batch_size=max_requests,
@@ -188,7 +188,7 @@ def test_options_on_their_way_to_a_worker() -> None:
     assert from_json(travelled) == PLAIN
     config: Any = SimpleNamespace(additional_config={ADDITIONAL_CONFIG_KEY: travelled})
     assert Mode.of(config) == PLAIN
-    # The same options are the same text, which is part of the compile cache's key.
+    # Equal options give equal text, which is part of the compile cache's key.
     assert travelled == Mode(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
 
 

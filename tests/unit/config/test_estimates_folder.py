@@ -1,4 +1,4 @@
-"""The folder for what engines learn is tried before one starts."""
+"""The folder for estimates is tried before an engine starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_where_nothing_can_be_written(
 
 
 def test_a_folder_that_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is tried: root may write by its rights, whatever the disk says."""
+    """A file is written as a test: root has permission even if the disk refuses."""
 
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")

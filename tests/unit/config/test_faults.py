@@ -1,7 +1,7 @@
-"""A drafter's files break: a clear message, in bounded time, before anything starts.
+"""Broken drafter files give a clear message, in bounded time, before anything starts.
 
-What the config's fields may be in general is in test_config_fuzz.py, what is refused otherwise in
-test_bad_input.py, faults of servers in test_server_faults.py.
+See test_config_fuzz.py for the config's fields in general, test_bad_input.py for other refusals,
+and test_server_faults.py for faults of servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def create_config(pair: Pair) -> None:
-    """What stands before any process of an engine."""
+    """Do what precedes any process of an engine."""
     EngineArgs(
         model=str(pair.target),
         skip_tokenizer_init=True,
@@ -90,7 +90,7 @@ def test_the_folder_removed_between_runs(pair: Pair) -> None:
 
 
 def outcome(folder: Path) -> str | None:
-    """What a start says of a folder's weights, without vLLM around it; None: they fit."""
+    """Return what a start says about a folder's weights, without vLLM; None if they fit."""
     try:
         check_weights(read_drafter(str(folder)), folder)
     except DrafterError as refused:
@@ -99,7 +99,7 @@ def outcome(folder: Path) -> str | None:
 
 
 def test_flipped_header_bytes(pair: Pair) -> None:
-    """Refused by the file's name or by its tensors', or else the names and shapes still fit."""
+    """A refusal names the file or its tensors; otherwise names and shapes still fit."""
     file = pair.drafter / "model.safetensors"
     whole, intact = file.read_bytes(), read_folder(pair.drafter)
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -160,7 +160,7 @@ HUGE: list[tuple[str, Any, str]] = [
 
 def test_huge_numbers_are_refused_by_name_and_at_once(pair: Pair) -> None:
     """In little time and memory, and in messages of a readable length."""
-    create_config(pair)  # imports what there is to import
+    create_config(pair)  # imports everything first
     before = psutil.Process().memory_info().rss
     for field, value, expected in HUGE:
         config = drafter_config(**{field: value})

@@ -35,7 +35,7 @@ def engine_args(
 
 
 def outcome(args: EngineArgs) -> dict[str, Any]:
-    """All that the start of an engine comes to, as far as a plugin could have changed it."""
+    """Return the result of an engine's start, as far as a plugin could change it."""
     try:
         config = args.create_engine_config()
     except Exception as error:
@@ -71,7 +71,7 @@ def speculators(folder: Path, kind: str) -> Path:
 
 
 def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **asked: Any) -> Any:
-    """The outcome, which has to be the same with our hook and without it."""
+    """Return the outcome, which must be the same with and without our hook."""
     registered = ModelRegistry.models["DFlashDraftModel"]
     ours = outcome(engine_args(pair, model, **asked))
     assert ModelRegistry.models["DFlashDraftModel"] is registered
@@ -89,7 +89,7 @@ FOREIGN = {
     "MuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
     "DFlashMuseGlimmerAssistantModel": "DFlashMuseGlimmerAssistantModel",
 }
-"""As a checkpoint names it, and as vLLM looks it up."""
+"""Architecture in a checkpoint -> architecture that vLLM looks up."""
 
 
 @pytest.mark.parametrize("written", FOREIGN)
@@ -178,7 +178,7 @@ OWN = {
 
 @pytest.mark.parametrize("flags", [{}, {"spec_method": "dflash"}, {"spec_tokens": 3}])
 def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -> None:
-    """Nor does vLLM miss the number of drafts, which only it must be told."""
+    """The number of drafts is filled in, which vLLM requires and we do not."""
     args = engine_args(
         pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})
     )

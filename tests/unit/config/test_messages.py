@@ -1,4 +1,4 @@
-"""What a refusal tells people to do instead, by the fragments that say it."""
+"""What a refusal tells users to do instead, checked by its fragments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def refused(pair: Pair, speculative: dict[str, Any] | None = None, **engine: Any) -> ValueError:
-    """Why no engine starts, which the log has said once, too."""
+    """Return why no engine starts; the log says it once, too."""
     asked = {"method": "dflash", "model": str(pair.drafter), **(speculative or {})}
     given = {"model": str(pair.target), "skip_tokenizer_init": True, "dtype": "float32", **engine}
     with log_lines() as lines, pytest.raises(ValueError) as stopped:  # noqa: PT011 - read below
@@ -123,7 +123,7 @@ def test_a_wrong_path_is_one_line(
 ) -> None:
     there = tmp_path / "models" / "demo"
     shutil.copytree(pair.drafter, there / "drafter")
-    (there / "drafttr").mkdir()  # nearer, and no model
+    (there / "drafttr").mkdir()  # a nearer name, but no model
     monkeypatch.chdir(tmp_path)
     error = refused(pair, {"model": written.format(here=tmp_path)})
     assert f": {says}" in str(error)
@@ -179,7 +179,7 @@ def test_what_calls_itself_a_drafter(config: dict[str, Any], is_one: bool) -> No
 @pytest.mark.parametrize(
     ("asked", "fault"),
     [
-        ({"num_speculative_tokens": 3}, None),  # all of the advice
+        ({"num_speculative_tokens": 3}, None),  # follows all of the advice
         ({}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 3, "draft_length": "fixed"}, "draft_length"),
         ({"num_speculative_tokens": 3, "drafter_overrides": {}}, "drafter_overrides"),
@@ -221,7 +221,7 @@ def test_vllms_own_is_recommended_in_one_sentence_only() -> None:
 
 @pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}])
 def test_vllm_refuses_what_the_documentation_says(asked: dict[str, Any]) -> None:
-    """With any method. Where it does no longer, docs/compatibility.md and README say too much."""
+    """With any method. If it no longer does, docs/compatibility.md and README are out of date."""
     with pytest.raises(VLLMValidationError, match="not yet supported with speculative decoding"):
         SamplingParams(**asked)._validate_spec_decode(cast(SpeculativeConfig, object()))
     page = (ROOT / "docs" / "compatibility.md").read_text()

@@ -1,4 +1,4 @@
-"""On what an engine runs: the runner, the worker, and what is left to vLLM's own DFlash."""
+"""What an engine runs on: the runner, the worker, and what is left to vLLM's own DFlash."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left(worker_cls: str = "auto", **parallel: Any) -> list[str]:
-    """Why an engine is left to vLLM."""
+    """Return why an engine is left to vLLM."""
     target: Any = SimpleNamespace(
         model="target", is_moe=True, is_hybrid=False, is_multimodal_model=False
     )
@@ -62,7 +62,7 @@ def test_cuda_gets_its_own_worker_on_v2(
     ("is_v2", "has_triton", "runner", "worker"),
     [
         (None, False, "v1", CPU_WORKER),
-        (None, True, "v2", CPU_WORKER_V2),  # of a CPU, too: then it is vLLM's choice
+        (None, True, "v2", CPU_WORKER_V2),  # also on a CPU: vLLM's own choice
         (False, True, "v1", CPU_WORKER),
         (True, False, "v2", CPU_WORKER_V2),
     ],

@@ -1,9 +1,9 @@
 """No engine that vLLM starts by itself is refused because vllm-dflash is installed.
 
-Each cell is one engine: a drafter, a target, and settings. vLLM makes its config twice, as with
-`VLLM_PLUGINS=""` and with our hook. Where it does by itself, it must with us: as ours, or as
-vLLM's own, with a line in the log. Which cells there are is taken from vLLM's own fields, and from
-what its code for this method looks at.
+Each cell is one engine: a drafter, a target, and settings. vLLM creates its config twice: as with
+`VLLM_PLUGINS=""`, and with our hook. If the first succeeds, the second must too: as our engine, or
+as vLLM's own with a line in the log. The cells come from vLLM's own fields, and from what its code
+for this method reads.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(autouse=True)
 def _threads_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM would die of two ranks on one memory node, later (`config/thread_binding.py`)."""
+    """vLLM would later fail with two ranks on one memory node (`config/thread_binding.py`)."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def other_values(kind: Any, default: Any) -> Iterator[Any]:
-    """Some that a field of this type may have and has not by default."""
+    """Yield some values of a field of this type other than its default."""
     if kind is bool:
         yield not default
     elif kind is int:
@@ -50,7 +50,7 @@ def other_values(kind: Any, default: Any) -> Iterator[Any]:
 
 
 def cells_of(kind: Any, *left_out: str) -> list[Settings]:
-    """One for each value of each field of a dataclass of vLLM's."""
+    """Return a cell for each value of each field of one of vLLM's dataclasses."""
     cells: list[Settings] = []
     for field in dataclasses.fields(kind):
         default = None if field.default is dataclasses.MISSING else field.default
@@ -70,7 +70,7 @@ def test_every_field_of_vllms_speculative_config(pair: Pair) -> None:
 
 
 PARTS = 8
-"""Parts of a test that would be the last to end by minutes."""
+"""Parts of a test that would otherwise end minutes after all others."""
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_every_field_of_an_engine(pair: Pair, part: int) -> None:
     cells = [
         cell
         for cell in cells_of(EngineArgs, "model", "skip_tokenizer_init")
-        # Taken as well by vLLM's configs, and refused in the engine's process: no CPUs.
+        # vLLM's configs accept it, but the engine's process refuses it: no CPUs.
         if cell != {"distributed_executor_backend": "ray"}
     ]
     started = [cell for cell in cells[part::PARTS] if starts_alone(pair, {}, cell)]
@@ -160,7 +160,7 @@ def test_drafters(pair: Pair, tmp_path: Path, runs: str, changes: Settings) -> N
 
 
 TARGETS: list[tuple[str, str, Settings]] = [
-    (VLLMS, "NemotronH", {}),  # a state that is no gated delta net's
+    (VLLMS, "NemotronH", {}),  # its state is not a gated delta net's
     (OURS, "Qwen3Next", {}),
     (OURS, "Qwen3Moe", {}),
     (VLLMS, "Qwen3Moe", {"data_parallel_size": 2}),

@@ -1,4 +1,4 @@
-"""A drafter in object storage, which vLLM pulls by a package that is not installed here."""
+"""A drafter in object storage, which vLLM pulls with a package that is not installed here."""
 
 import fnmatch
 import shutil
@@ -30,7 +30,7 @@ def start(pair: Pair) -> Any:
 
 @pytest.fixture
 def kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where vLLM keeps what it pulls."""
+    """Return the folder where vLLM keeps what it pulls."""
 
     def pull(url: str, folder: str, allow: list[str] | None, ignore: list[str] | None) -> None:
         assert url == f"{URL}/"

@@ -1,4 +1,4 @@
-"""From settings and configs to checked options, and what is asked of vLLM's own configs."""
+"""Settings and configs become checked options, and what is read from vLLM's own configs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 
 def engine(**changes: Any) -> Any:
-    """What else is asked of it."""
+    """Return the engine arguments that are read."""
     plain = dict.fromkeys(["scheduler_cls", "max_num_batched_tokens", "max_num_active_seqs"])
     return SimpleNamespace(**{**plain, "enable_lora": False, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
-    """vLLM's config of a target of 4 layers, 64 wide, with 320 entries."""
+    """Return vLLM's config of a target: 4 layers, 64 wide, 320 tokens."""
     config = SimpleNamespace(
         model="target",
         architecture="Resolved",
@@ -96,7 +96,7 @@ def drafter(tmp_path: Path) -> Path:
         ({"draft_length": "fixed"}, 2, (7, "fixed", 2)),
         ({"num_speculative_tokens": 3}, 4, (3, "adaptive", 4)),
         ({"draft_tensor_parallel_size": 1}, 2, (7, "adaptive", 1)),
-        ({}, 3, (7, "adaptive", 1)),  # which does not divide
+        ({}, 3, (7, "adaptive", 1)),  # does not divide
     ],
 )
 @pytest.mark.parametrize("is_folder", [True, False])
@@ -110,7 +110,7 @@ def test_options_of_a_pair_that_fits(
     options = resolve(settings, config, target(), engine(), parallel(tensor))
     count, length, ranks = expected
     spec, free_drafts = parse_config(model, config), length == "adaptive"
-    # Who asks for a number of drafts gets no more.
+    # A number of drafts that was asked for is the limit.
     room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
     most_free = room if free_drafts else 0
     assert options == Mode(room, count, length, spec, ranks, most_free=most_free)
@@ -120,13 +120,13 @@ def test_options_of_a_pair_that_fits(
     ("own", "facts", "expected"),
     [
         ({}, {}, (MOST_FREE_DRAFTS, 7, True)),
-        # Who asks for a number of drafts gets no more, whoever made them.
+        # A number of drafts that was asked for limits free drafts as well.
         ({"num_speculative_tokens": 3}, {}, (3, 3, True)),
         ({"num_speculative_tokens": 1}, {}, (1, 1, True)),
         ({"free_drafts": "off"}, {}, (7, 7, False)),
         ({"free_drafts": "shared"}, {}, (MOST_FREE_DRAFTS, 7, True)),
         ({"draft_length": "fixed"}, {}, (7, 7, False)),
-        ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take a state of memory
+        ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take the memory of a state
         ({"free_drafts": "off"}, {"is_hybrid": True}, (7, 7, False)),
     ],
 )
@@ -137,7 +137,7 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     facts: dict[str, Any],
     expected: tuple[int, int, bool],
 ) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # as linear attention is
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # linear attention
     settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
     options = resolve(settings, config, target(**facts), engine(), parallel())
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
@@ -157,9 +157,9 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
         (None, {}, MOST_FREE_DRAFTS),
         (False, {}, MOST_FREE_DRAFTS),
         (False, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, MOST_FREE_DRAFTS),
-        (True, {}, 7),  # texts give as many as a block has
-        (False, {"enable_lora": True}, 7),  # vLLM wants rows for all drafts of all requests
-        (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # which would keep as much room for all
+        (True, {}, 7),  # free drafts are at most one block
+        (False, {"enable_lora": True}, 7),  # vLLM needs rows for all drafts of all requests
+        (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # it would reserve that for each request
     ],
 )
 @pytest.mark.parametrize("tree", [{}, {"draft_tree": "off"}])
@@ -171,7 +171,7 @@ def test_who_may_have_more_drafts_than_a_block(
     room: int,
     tree: dict[str, str],
 ) -> None:
-    """Drafts are chains where trees are not asked for."""
+    """Drafts are chains unless trees are asked for."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     settings = SpeculativeSettings.model_validate({"model": str(drafter), **tree})
     options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
@@ -184,7 +184,7 @@ def test_who_may_have_more_drafts_than_a_block(
     ("is_v2", "own", "asked", "nodes", "room"),
     [
         (True, {}, {}, 32, 32),
-        (True, {}, {}, 4, 7),  # of which a chain has more
+        (True, {}, {}, 4, 7),  # a chain has more
         (True, {"draft_tree": "auto"}, {}, 31, 31),
         (True, {"draft_length": "fixed", "num_speculative_tokens": 3}, {}, 16, 16),
         (False, {}, {}, 0, 32),  # free drafts
@@ -219,10 +219,10 @@ def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
         (True, {}, {}, 1, None, True),
         (True, {"draft_length": "fixed"}, {}, 1, None, False),
         (True, {}, {"scheduler_cls": "mine.Scheduler"}, 1, None, False),
-        (True, {}, {}, 2, None, False),  # of data: vLLM drops the table
+        (True, {}, {}, 2, None, False),  # data parallelism: vLLM drops the table
         (False, {}, {}, 1, None, False),  # there are no graphs
         (True, {}, {}, 1, "Qwen3NextForCausalLM", True),
-        (True, {}, {}, 1, "NemotronHForCausalLM", False),  # Mamba: full lengths alone
+        (True, {}, {}, 1, "NemotronHForCausalLM", False),  # Mamba: only full lengths
     ],
 )
 def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
@@ -261,7 +261,7 @@ def test_the_users_word_on_adaptive_verification(
 
 
 def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
-    """It is made, and the workers hear of it; where it cannot be, no process starts."""
+    """It is created and passed to the workers. If it cannot be created, no process starts."""
     folder = tmp_path / "kept"
     settings = SpeculativeSettings(model=str(drafter), estimates_folder=str(folder))
     options = resolve(settings, drafter_config(), target(), engine(), parallel(1))

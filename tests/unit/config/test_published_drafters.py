@@ -1,7 +1,7 @@
-"""Drafters in the wild: every one of them is read, left to vLLM or refused with what to do.
+"""Published drafters: each is read, left to vLLM, or refused with what to do.
 
-`tests/data/published` has their `config.json`, as published where it could be had. What could not
-is named in `rebuilt`, and comes from the target or from drafters of the same family.
+`tests/data/published` has each `config.json`, as published if it was available. Fields that were
+not are named in `rebuilt`, and come from the target or from drafters of the same family.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     file.stem.replace("--", "/", 1): json.loads(file.read_text())
     for file in sorted(FOLDER.glob("*.json"))
 }
-"""By name; that of an earlier revision ends in "--first"."""
+"""Entries by name; the name of an earlier revision ends in "--first"."""
 
 READ = [
     "AdaFlash/Qwen3-8B-AdaFlash",
@@ -81,7 +81,7 @@ DFLASH2 = {
     ),
     "z-lab/Qwen3.8-27B-DFlash2": ((5, 19, 33, 47, 61), OF_ALL),
 }
-"""Taps, and what only DFlash 2 has."""
+"""Taps, and the fields that only DFlash 2 has."""
 QUANTISED = [
     "inference-optimization/Qwen3-8B-DFlash-FP8-BLOCK",
     "inference-optimization/Qwen3-8B-DFlash-FP8-DYNAMIC",
@@ -157,7 +157,7 @@ def test_dflash2_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_ones_are_read(name: str) -> None:
-    """As what they were made from, and by the layers of a method that vLLM has."""
+    """Like their originals, apart from a quantisation method, which vLLM implements."""
     assert architecture_of_vllm(config_of(name)) is None
     spec = parse_config(name, config_of(name))
     assert spec.quantization == "compressed-tensors"

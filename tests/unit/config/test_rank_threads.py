@@ -29,7 +29,7 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def test_threads_that_cannot_be_bound(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM would say so in a process of its own, and not name the variable."""
+    """vLLM would fail in its own process, without naming the variable."""
     from vllm.utils import cpu_resource_utils
 
     monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0])

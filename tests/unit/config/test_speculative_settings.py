@@ -98,7 +98,7 @@ def test_what_is_refused(written: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(("draft_length", "is_asked"), [("fixed", True), ("adaptive", False)])
 def test_ranks_may_search_their_part_of_the_head(draft_length: str, is_asked: bool) -> None:
-    """Where nobody asks how sure the drafter is."""
+    """Only if the drafter's confidence is not needed."""
     written = {"draft_length": draft_length, "use_local_argmax_reduction": is_asked}
     settings = SpeculativeSettings.of({**LEAST, **written})
     assert settings.draft_length == draft_length
@@ -141,13 +141,13 @@ def test_dashes_are_underscores() -> None:
     ("config", "flags", "requested"),
     [
         (LEAST, {}, LEAST),
-        ({"method": "dflash"}, {}, {"method": "dflash"}),  # lacks a model, which is said later
+        ({"method": "dflash"}, {}, {"method": "dflash"}),  # lacks a model, which is reported later
         (
             None,
             {"spec_method": "dflash", "spec_model": "it", "spec_tokens": 3},
             {"method": "dflash", "model": "it", "num_speculative_tokens": 3},
         ),
-        # What is written in the config counts before a flag.
+        # The config comes before a flag.
         (
             {"method": "dflash", "model": "a", "num_speculative_tokens": 2},
             {"spec_method": "eagle", "spec_model": "b", "spec_tokens": 3},

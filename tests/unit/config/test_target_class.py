@@ -1,7 +1,7 @@
-"""A target's class is not imported in the front end, and what its source says of it is so.
+"""A target's class is not imported in the front end, and what we read from its source is true.
 
-Else vLLM starts its engine as a new process where it would have forked, and a script with
-`LLM(...)` and no `if __name__ == "__main__"` runs a second time in it.
+Importing some classes makes vLLM spawn its engine instead of forking it, and a script with
+`LLM(...)` but without `if __name__ == "__main__"` then runs a second time in the new process.
 """
 
 import os
@@ -78,7 +78,7 @@ def test_what_a_source_says(architecture: str, is_so: bool) -> None:
 
 @pytest.mark.slow
 def test_no_class_is_said_to_do_less_than_it_does() -> None:
-    """All models that can be imported here. What a platform chooses among may do less."""
+    """Compare all models that can be imported here. Classes chosen per platform may do less."""
     environment = {**os.environ, **importing_support()}
     command = [sys.executable, "-c", COMPARE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from vllm_dflash.config.thread_binding import (
     share_of_cores,
 )
 
-# Two sockets of two cores of two threads, numbered as Linux does.
+# Two sockets with two cores of two threads each, numbered as Linux does.
 CORES = [LogicalCPUInfo(cpu, cpu % 4, cpu % 4 // 2) for cpu in range(8)]
 
 
@@ -45,7 +45,7 @@ def test_a_binding_with_too_few_parts_is_refused() -> None:
 
 
 def test_a_core_is_known_by_its_node_as_well() -> None:
-    """Sockets number their cores from 0 each; a share never spans two where it need not."""
+    """Each socket numbers its cores from 0; a share does not span two sockets unless it must."""
     cores = [
         LogicalCPUInfo(0, 0, 1),
         LogicalCPUInfo(1, 1, 1),
@@ -112,7 +112,7 @@ def test_ranks_of_this_machine(
     monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "0")
     with pytest.raises(ValueError, match=f"for {ranks} ranks"):
         check_thread_binding(ranks)
-    # vLLM's own stand-in for many nodes, and other platforms: nothing is bound.
+    # With vLLM's simulation of many nodes, and on other platforms, nothing is bound.
     monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "1")
     check_thread_binding(ranks)
     monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA")

@@ -1,4 +1,4 @@
-"""Which code runs a drafter: ours, vLLM's, or nobody's. Without an engine's settings."""
+"""Which code runs a drafter: ours, vLLM's, or none. Without an engine's settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def architectures(*names: Any) -> dict[str, Any]:
         (architectures("LiLiCorrDraftModel"), None),
         (architectures("MuseGlimmerAssistantModel"), "DFlashMuseGlimmerAssistantModel"),
         (architectures("Nonsense"), None),
-        (architectures("2DraftModel"), None),  # whose name with DFlash before it would be known
+        (architectures("2DraftModel"), None),  # known only with DFlash before its name
         (architectures("LlamaForCausalLM"), None),
         (architectures("DraftModel"), None),
         (architectures("Nonsense", "DraftModel", "LlamaForCausalLM"), None),
@@ -60,8 +60,8 @@ def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def why(requested: dict[str, Any], *, has_watermark: bool = False, **changes: Any) -> list[str]:
-    """Reasons for an engine that is ours but for its drafter, and these changes of its parallel
-    config."""
+    """Return reasons for an engine that is ours except for its drafter, and these changes to its
+    parallel config."""
     target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
     parallel: Any = SimpleNamespace(
         worker_cls="auto",
@@ -85,7 +85,7 @@ def test_a_drafter_of_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [None, "", 3, ["a"]])
 def test_without_a_drafter_there_is_no_config(model: Any) -> None:
-    """That a model is missing is said later, of the settings as a whole."""
+    """A missing model is reported later, with the settings as a whole."""
     for requested in ({"method": "dflash", "model": model}, {"method": "dflash"}):
         assert config_of_drafter(requested) == {}
         assert why(requested) == []
@@ -126,7 +126,7 @@ def test_a_drafter_of_vllms(tmp_path: Path, config: dict[str, Any], says: str) -
 def test_watermarks_of_sampled_drafts(
     tmp_path: Path, has_watermark: bool, method: str, is_left: bool
 ) -> None:
-    """vLLM 0.33 has them; with other drafts no vLLM starts."""
+    """vLLM 0.33 has watermarks; with other drafts, no vLLM engine starts."""
     requested = {
         **write(tmp_path, architectures("DFlashDraftModel")),
         "draft_sample_method": method,
@@ -141,7 +141,7 @@ def test_watermarks_of_sampled_drafts(
         (architectures("DFlash2DraftModel"), "v2", True),
         (architectures("LiLiCorrDraftModel"), "v2", True),
         ({"speculators_model_type": "dflash2"}, "v2", True),
-        (architectures("DFlash2DraftModel"), "v1", False),  # which vLLM refuses
+        (architectures("DFlash2DraftModel"), "v1", False),  # vLLM refuses it
         (architectures("DFlashDraftModel"), "v2", False),
         ({"speculators_model_type": "dflash"}, "v2", False),
     ],
@@ -155,7 +155,7 @@ def test_drafters_whose_drafts_can_be_sampled(
     is_left: bool,
     method: str,
 ) -> None:
-    """Walks choose each token by the one before it, so vLLM's own can sample them."""
+    """Walks choose each token by the one before it, so vLLM's own DFlash can sample them."""
     monkeypatch.setattr(left_to_vllm, "runner_here", lambda: its_runner)
     reasons = why({**write(tmp_path, config), "draft_sample_method": method})
     said = [reason.startswith("draft_sample_method is 'probabilistic'") for reason in reasons]
@@ -166,7 +166,7 @@ def test_drafters_whose_drafts_can_be_sampled(
 def test_drafters_that_vllm_033_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str
 ) -> None:
-    """As its registry names them: an architecture is its own, and that of a DFlash drafter."""
+    """Its registry has each architecture under its own name and under a DFlash drafter's."""
     name = written if written.startswith("DFlash") else f"DFlash{written}"
     for each in {written, name}:
         monkeypatch.setitem(ModelRegistry.models, each, ModelRegistry.models["DFlashDraftModel"])
@@ -180,7 +180,7 @@ def test_drafters_that_vllm_033_runs(
         (2, "adaptive", "v2", True),
         (2, "fixed", "v2", False),
         (1, "adaptive", "v2", False),
-        (2, "adaptive", "v1", False),  # whose ranks go by the first one's times
+        (2, "adaptive", "v1", False),  # its ranks use the first rank's times
     ],
 )
 def test_ranks_that_schedule_for_themselves_would_plan_by_their_own_clocks(

@@ -1,4 +1,4 @@
-"""The trainer of `examples`: blocks, what their rows see, and going on where it was broken off."""
+"""The trainer of `examples`: blocks, what their rows see, and resuming an interrupted run."""
 
 from __future__ import annotations
 

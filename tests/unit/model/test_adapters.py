@@ -1,4 +1,4 @@
-"""A drafter goes past what LoRA wraps."""
+"""A drafter bypasses LoRA's wrappers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Wrapper(BaseLayerWithLoRA):
 
 
 def bare(kind: type[nn.Module]) -> nn.Module:
-    """A layer that knows what it is, and no more."""
+    """Return a layer of this type without any fields."""
     layer = kind.__new__(kind)
     nn.Module.__init__(layer)
     return layer

@@ -1,4 +1,4 @@
-"""Keys and values of the context as CUDA makes them: one GEMM, one norm over all layers."""
+"""Context K/V as computed on CUDA: one GEMM, one norm over all layers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def grouped_rms_norm(
     out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> None:
-    """vLLM's CUDA kernel, with what it checks: of [L, D] a row for each outermost entry."""
+    """vLLM's CUDA kernel with its checks; a weight [L, D] has one row per outermost entry."""
     assert out.is_contiguous()
     assert weight.is_contiguous()
     assert rows.stride(-1) == 1
@@ -53,7 +53,7 @@ def grouped_rms_norm(
 def test_cuda_stores_what_the_cpu_stores(
     tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same cache, and logits of the reference; without the copies that halves might need."""
+    """The cache is the same, and logits are the reference's; keys and values need no copies."""
     pair = make_pair(tmp_path, **changes)
     width = len(pair.spec.taps) * pair.spec.target_hidden_size
     features = torch.randn(41, width, generator=torch.Generator().manual_seed(0))
@@ -82,7 +82,7 @@ def test_cuda_stores_what_the_cpu_stores(
     with torch.inference_mode():
         keys, values = context.project(context.fuse(features), torch.arange(41))
     assert all(of_layer.is_contiguous() for of_layer in keys.unbind(1))
-    assert values.stride(0) == 2 * keys[0].numel()  # behind each row's keys: no GEMM of their own
+    assert values.stride(0) == 2 * keys[0].numel()  # after each row's keys: no separate GEMM
 
 
 @pytest.mark.parametrize(

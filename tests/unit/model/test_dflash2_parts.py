@@ -19,7 +19,7 @@ widths = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 def naive_convolution(
     x: torch.Tensor, corrections: torch.Tensor, base: torch.Tensor, blocks: list[int]
 ) -> torch.Tensor:
-    """Number by number."""
+    """Compute the convolution number by number."""
     expected = torch.zeros_like(x)
     per_group = x.shape[1] // corrections.shape[-1]
     start = 0
@@ -38,7 +38,7 @@ def naive_convolution(
 def test_rows_are_mixed_with_those_before_them_in_their_own_block(
     blocks: list[int], taps: int, groups: int
 ) -> None:
-    """Blocks of any width stand side by side, also narrower than the kernel."""
+    """Blocks of any width stand side by side, including ones narrower than the kernel."""
     rows = sum(blocks)
     x, base = torch.randn(rows, HIDDEN), torch.randn(taps, HIDDEN)
     corrections = torch.randn(rows, taps, groups)
@@ -48,7 +48,7 @@ def test_rows_are_mixed_with_those_before_them_in_their_own_block(
 
 
 def test_what_another_block_holds_does_not_matter() -> None:
-    """Not even NaN, which no product with zero would take away."""
+    """Not even NaN, which a product with zero would not remove."""
     x, base = torch.randn(6, HIDDEN), torch.randn(3, HIDDEN)
     corrections, offsets = torch.randn(6, 3, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     expected = convolve(x, corrections, base, offsets)[3:]

@@ -184,14 +184,14 @@ def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
 
 
 def columns(harness: Harness, logits: torch.Tensor) -> torch.Tensor:
-    """Columns of all tokens' logits the harness has."""
+    """Return the columns of all tokens' logits that the harness has."""
     if harness.gives_log_probs:
         logits = logits.log_softmax(-1)
     return logits if harness.candidates is None else logits.gather(-1, harness.candidates)
 
 
 def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within 1e-4 of the largest value."""
+    """Check that errors are within 1e-4 of the largest value."""
     assert torch.isfinite(ours).all()
     assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
 
@@ -201,12 +201,12 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
     """Unequal contexts in one batch, stored in chunks, with rejected rows in between."""
     harness, target, reference = DrafterHarness(pair), pair.load_target(), pair.load_drafter()
     contexts = [features_of(pair, length, seed=length) for length in (3, 41, 97)]
-    # Chunk by chunk, as a chunked prefill brings them; nothing is drafted meanwhile.
+    # Chunk by chunk, as in a chunked prefill; nothing is drafted meanwhile.
     for request, chunk in ((1, 10), (2, 50), (2, 20)):
         done = harness.lengths[request]
         rows = contexts[request][done : done + chunk]
         assert harness.step([Row(request, rows, in_prompt=True)]) == [[]]
-    # The last step of request 2 verified drafts of which the target rejected four.
+    # The last step of request 2 verified drafts, and the target rejected four of them.
     rejected = 99.0 * features_of(pair, 4, seed=4)
     last = torch.cat([contexts[2][70:], rejected])
     drafts = harness.step(
@@ -243,7 +243,7 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
 def test_a_block_beside_others_is_as_if_alone(
     tmp_path: Path, shape: str, own: dict[str, Any]
 ) -> None:
-    """Also where one is shorter, or all are: rows of a block see none of another's."""
+    """Even if one block is shorter, or all are: no row sees rows of another block."""
     pair = make_pair(tmp_path, **SHAPES[shape])
     harness = DrafterHarness(pair, **own)
     contexts = [features_of(pair, length, seed=length) for length in (33, 12, 50)]
@@ -255,7 +255,7 @@ def test_a_block_beside_others_is_as_if_alone(
 
 
 def test_windows_make_no_other_cache(tmp_path: Path) -> None:
-    """With scales for each token, where its type has those: all layers share one cache group."""
+    """All layers share one cache group, also with a cache type that has scales per token."""
     harness = ProposerHarness(make_pair(tmp_path, **SHAPES["mixed-windows"]))
     attentions = harness.proposer.model.context.attentions
     assert {attention.window is None for attention in attentions} == {True, False}
@@ -282,7 +282,7 @@ def test_hidden_states_equal_the_reference(pair: Pair) -> None:
 
 @pytest.mark.usefixtures("runner")
 def test_a_target_with_more_positions_than_the_rotary_table(tmp_path: Path) -> None:
-    """Context is stored at all of them; vLLM's table for YaRN has factor times original rows."""
+    """Context is stored at all positions; vLLM's YaRN table has factor times original rows."""
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
     rope["original_max_position_embeddings"] = 16
     pair = make_pair(tmp_path, rope_parameters=rope, max_position_embeddings=32)
@@ -293,7 +293,7 @@ def test_a_target_with_more_positions_than_the_rotary_table(tmp_path: Path) -> N
 
 
 def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path) -> None:
-    """The target is the one that says how far; no two of its positions are turned alike."""
+    """The target's limit decides; no two of its positions have the same rotation."""
     harness = DrafterHarness(make_pair(tmp_path, max_position_embeddings=64), max_model_len=256)
     for attention in harness.proposer.model.context.attentions:
         table = attention.rotary_emb.cos_sin_cache
@@ -307,7 +307,7 @@ def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path)
 def test_fewer_drafts_asked_for_than_the_drafter_was_trained_for(
     tmp_path: Path, shape: str, asked: int
 ) -> None:
-    """Two blocks side by side, the reference's of that width; `asked` is num_speculative_tokens."""
+    """Two blocks side by side match the reference at width `asked` (num_speculative_tokens)."""
     pair = make_pair(tmp_path, **SHAPES[shape])
     harness = DrafterHarness(pair, num_speculative_tokens=asked)
     target, reference = pair.load_target(), pair.load_drafter()
@@ -322,7 +322,7 @@ def test_fewer_drafts_asked_for_than_the_drafter_was_trained_for(
 
 @pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
 def test_blocks_narrower_than_the_drafter_was_trained_for(tmp_path: Path, shape: str) -> None:
-    """As the planner asks for on V1: two blocks side by side, of which neither is whole."""
+    """As the planner asks for on V1: two blocks side by side, neither of them whole."""
     pair = make_pair(tmp_path, **SHAPES[shape])
     harness, target, reference = ProposerHarness(pair), pair.load_target(), pair.load_drafter()
     contexts = [features_of(pair, length, seed=length) for length in (33, 50)]

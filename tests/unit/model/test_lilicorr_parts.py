@@ -47,7 +47,7 @@ def one_rank() -> Any:
 
 
 def of(nested: dict[str, Any]) -> tuple[DrafterSpec, ReferenceLattice, dict[str, torch.Tensor]]:
-    """A random head, each weight of which matters, and its tensors as a checkpoint has them."""
+    """Return the spec, a random head whose weights all matter, and its checkpoint tensors."""
     spec = parse_config("it", drafter_config(**lilicorr_config(dflash_config=nested)))
     assert spec.lilicorr is not None
     torch.manual_seed(3)
@@ -59,7 +59,7 @@ def of(nested: dict[str, Any]) -> tuple[DrafterSpec, ReferenceLattice, dict[str,
 
 
 def inputs(spec: DrafterSpec, places: int) -> tuple[torch.Tensor, ...]:
-    """Embeddings, log-probabilities, hidden states and newest context, as `scores` takes them."""
+    """Return embeddings, log-probabilities, hidden states and newest context, for `scores`."""
     count = spec.num_candidates
     assert count is not None
     log_probs = torch.randn(BLOCKS, places, 20).log_softmax(-1).topk(count).values
@@ -69,7 +69,7 @@ def inputs(spec: DrafterSpec, places: int) -> tuple[torch.Tensor, ...]:
 
 
 def scores_of(head: LiLiCorrHead, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Once its layers are what vLLM's loader makes of them."""
+    """Return the head's scores, after the processing that vLLM's loader does."""
     for module in head.modules():
         if (method := getattr(module, "quant_method", None)) is not None:
             method.process_weights_after_loading(module)
@@ -80,7 +80,7 @@ def scores_of(head: LiLiCorrHead, given: tuple[torch.Tensor, ...]) -> torch.Tens
 @pytest.mark.parametrize("places", [1, 3, 7])
 @torch.inference_mode()
 def test_the_reference_scores_as_vllm(nested: dict[str, Any], places: int) -> None:
-    """Also blocks that are narrower than what it was trained for."""
+    """Including blocks that are narrower than it was trained for."""
     spec, reference, tensors = of(nested)
     assert spec.lilicorr is not None
     head = LiLiCorrHead(
@@ -99,7 +99,7 @@ def test_the_reference_scores_as_vllm(nested: dict[str, Any], places: int) -> No
     torch.testing.assert_close(scores, scores_of(head, given), rtol=1e-4, atol=1e-4)
     assert (scores[:, :, 0] == scores[:, :, -1]).all(-1)[:, 0].all()
     if spec.num_candidates != 1:
-        assert scores.std(dim=-1).min() > 0.1  # else it would not matter what is chosen
+        assert scores.std(dim=-1).min() > 0.1  # otherwise the choice would not matter
 
 
 @torch.inference_mode()
@@ -132,7 +132,7 @@ def test_its_tensors(nested: dict[str, Any]) -> None:
 
 @torch.inference_mode()
 def test_layers_that_a_checkpoint_numbers() -> None:
-    """As exports did at first; with a tensor of another module beside them."""
+    """As in the first exports, with a tensor of another module beside them."""
     spec, reference, tensors = of({})
     numbered = {"layers.0.mlp.up_proj.weight": torch.zeros(1)}
     for name, tensor in tensors.items():

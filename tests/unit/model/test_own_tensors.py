@@ -1,4 +1,4 @@
-"""Tensors of a drafter's own: which ids they may be about, and which are left out."""
+"""A drafter's own tensors: which ids they may refer to, and which tensors are left out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def d2t(*ids: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("vocab_size", [313, 320, 400])
 def test_a_map_into_the_targets_vocabulary(vocab_size: int) -> None:
-    """However many rows of padding the target has, or lacks."""
+    """It fits however many padding rows the target has or lacks."""
     check_ids(SPEC, d2t(0, 7, 300, 312), vocab_size)
     check_ids(SPEC, {}, vocab_size)
 
@@ -93,7 +93,7 @@ def test_files_are_those_of_the_revision_that_was_asked_for(
 
     monkeypatch.setattr(draft_model, "get_hf_file_bytes", get)
     pair = make_pair(tmp_path, mask_embedding=True)
-    # Named by its place in object storage, of which vLLM keeps a folder.
+    # Named by its URL in object storage; vLLM keeps a local folder of it.
     named = pair.spec.model_copy(update={"model": "s3://bucket/drafter"})
     modes = SimpleNamespace(of=lambda config: replace(Mode.of(config), drafter=named))
     monkeypatch.setattr(draft_model, "Mode", modes)

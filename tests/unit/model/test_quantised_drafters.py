@@ -1,4 +1,4 @@
-"""Quantised drafters on vLLM's CPU kernels, against the numbers that their weights stand for."""
+"""Quantised drafters on vLLM's CPU kernels, against the values that their weights stand for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WITHOUT = {
     "int8": (torch.cpu._is_vnni_supported, "oneDNN's kernel for W8A8 saturates without VNNI"),
     "int4": (torch.cpu._is_avx512_supported, "vLLM for AVX2 has no kernel for W4A16"),
 }
-"""What a CPU may lack (docs/checkpoints.md); FP8 is unpacked, on any."""
+"""What a CPU may lack (docs/checkpoints.md); FP8 is unpacked on any CPU."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "biases": {"attention_bias": True},
     "value-scale": {"dflash_config": {"attention_value_scale": 0.7}},
-    "dflash2": dflash2_config(dflash_config={"conv_group_size": 4}),  # AMX takes 32 rows at least
+    "dflash2": dflash2_config(dflash_config={"conv_group_size": 4}),  # AMX needs at least 32 rows
     "lilicorr": lilicorr_config(
         dflash_config={
             "lilicorr_hidden_size": 32,
@@ -38,15 +38,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 FIRST_LAYER = tuple(f"layers.0.self_attn.{part}_proj" for part in "qkv")
 WHOLE: dict[str, tuple[str, ...]] = {"all": (), "fc": ("fc",), "a-layer": FIRST_LAYER}
 ROUNDING = {"int8": 0.08, "fp8": 0.25, "int4": 0.08}
-"""Rounding of inputs to 8 bits where the way does so, in every layer, and of all to bfloat16, which
-vLLM's kernels for AMX take; relative to the hidden states."""
+"""Bounds of the error, relative to the hidden states. Each layer's inputs are rounded to 8 bits if
+the way does so, and everything is rounded to bfloat16, which vLLM's AMX kernels take."""
 ALONE = {
     "o": ("layers.0.self_attn.o_proj",),
     "down": ("layers.1.mlp.down_proj",),
     "gate and up": ("layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"),
     "last layer's q, k, v": tuple(name.replace("0", "1") for name in FIRST_LAYER),
 }
-"""One projection of one layer, as it is here."""
+"""One projection of one layer, as fused in our model."""
 LEFT_OUT = WHOLE | ALONE
 CASES = [
     *(("int8", shape, left_out) for shape in SHAPES for left_out in WHOLE),
@@ -78,5 +78,5 @@ def test_hidden_states_are_those_of_the_weights_they_stand_for(
     reference = replace(pair, drafter=meant).load_drafter()
     expected = block_states(pair.load_target(), reference, features, 11, pair.spec.max_draft_tokens)
     error = (harness.hidden.float() - expected).norm() / expected.norm()
-    # Kernels that are made of their own inputs multiply it.
+    # Kernels that are computed from their own inputs multiply the error.
     assert 0 < error < ROUNDING[way] * (3 if shape == "dflash2" else 1)

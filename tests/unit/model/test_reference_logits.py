@@ -1,4 +1,4 @@
-"""The reference drafter: its files, and the target's head with what its family does behind it."""
+"""The reference drafter: its files, and the target's head with what its family does after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_logits_are_the_targets(family: dict[str, float], expected: torch.Tensor
 
 
 def test_files_that_no_index_names_are_left_out(tmp_path: Path) -> None:
-    """As vLLM does: beside an index they hold the same weights once more, by other names."""
+    """As in vLLM: beside an index, they hold the same weights again under other names."""
     spec = save_drafter(tmp_path, drafter_config())
     weights = load_file(tmp_path / "model.safetensors")
     index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}

@@ -1,9 +1,9 @@
 """A drafter trained for fewer positions than its target has, on either runner (vllm#57964).
 
-vLLM 0.32's Model Runner V2 asks nobody how far the drafter goes: its own DFlash reads behind the
-end of the rotary table, in blocks as in the context. vLLM 0.33 makes that longer, or the target's
-limit shorter where a longer one would differ. Ours has a row for each of the target's positions,
-and drafts on, or not.
+vLLM 0.32's Model Runner V2 does not check how far the drafter goes: its own DFlash reads past the
+end of the rotary table, in blocks and in the context. vLLM 0.33 extends the table, or lowers the
+target's limit if a longer table would differ. Our table has a row for each of the target's
+positions; beyond the drafter's limit, ours keeps drafting or stops.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ YARN: dict[str, Any] = {
 def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Blocks and context beyond the drafter's own limit are turned as the reference turns them."""
+    """Blocks and context beyond the drafter's own limit are rotated as in the reference."""
     pair = make_pair(tmp_path, max_position_embeddings=OWN, **changes)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     assert all(len(table) >= OF_TARGET for table in tables(harness))
@@ -79,13 +79,13 @@ def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
 
 @pytest.mark.parametrize(
     ("num_rows", "num_drafts"),
-    # A draft, the bonus token before it and the token behind it fit.
+    # A draft must fit, with the bonus token before it and the token after it.
     [(OWN - 9, 7), (OWN - 8, 6), (OWN - 3, 1), (OWN - 2, 0), (OWN, 0), (OWN + 30, 0)],
 )
 def test_requests_are_drafted_up_to_the_drafters_own_limit(
     tmp_path: Path, num_rows: int, num_drafts: int
 ) -> None:
-    """Their positions do not go on."""
+    """Their positions do not go on with this rotation."""
     pair = make_pair(tmp_path, max_position_embeddings=OWN, rope_parameters=YARN)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     (drafts,) = harness.step([Row(0, features_of(pair, num_rows), bonus=7)])
@@ -93,7 +93,7 @@ def test_requests_are_drafted_up_to_the_drafters_own_limit(
 
 
 def test_hazard_57964_where_vllms_own_table_is_too_short(tmp_path: Path) -> None:
-    """YaRN's table is as long as the checkpoint says, whatever is asked for."""
+    """vLLM's YaRN table has the checkpoint's length, whatever is asked for."""
     rope: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
     rope["original_max_position_embeddings"] = 16
     sliding = {FULL: {"rope_theta": 1e4}, SLIDING: rope}

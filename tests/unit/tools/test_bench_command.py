@@ -22,7 +22,7 @@ NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafte
 
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
-    """Comparisons that were asked for; none is run."""
+    """Record the comparisons that are asked for; none is run."""
     asked: list[Comparison] = []
     monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self) or [])
     return asked
@@ -254,7 +254,7 @@ def test_contexts_take_the_place_of_loads(
     schedule: bool,
     longest: int,
 ) -> None:
-    """All engines keep prefixes then, and take requests that are long enough."""
+    """All engines then cache prefixes and accept requests that are long enough."""
     assert bench(tmp_path, *NOT_WIDENED, "--context", *arguments) == 0
     (comparison,) = comparisons
     workload = comparison.workload
@@ -264,7 +264,7 @@ def test_contexts_take_the_place_of_loads(
     assert engine["max_model_len"] == longest
     assert engine["enable_prefix_caching"]
     assert comparison.record.about["engine"] == engine
-    assert bench(tmp_path, *NOT_WIDENED) == 0  # and nothing of it stays
+    assert bench(tmp_path, *NOT_WIDENED) == 0  # nothing of it remains
     assert comparisons[1].workload.concurrency == (1, 2, 4, 8, 16, 32)
     assert not comparisons[1].engines.arguments["enable_prefix_caching"]
 

@@ -26,7 +26,7 @@ Question = tuple[str, str, dict[str, Any]]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
-    """Every question: side, question, arguments."""
+    """Record every question: side, question, arguments."""
     questions: list[Question] = []
 
     class InstantProcess(EngineProcess):
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
             question, arguments = self.pending
             match question:
                 case "facts":
-                    room = 1000 if self.side == "plain" else 900  # beside a drafter's
+                    room = 1000 if self.side == "plain" else 900  # less beside a drafter's cache
                     facts = {"versions": {"vllm": "1.2.3"}, "cache_tokens": room}
                     return facts | {"max_model_len": 20}
                 case "encode":
@@ -120,7 +120,7 @@ def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Ques
     triples = [loads[i : i + 3] for i in range(0, len(loads), 3)]
     assert all(triple[0] == triple[1] == triple[2] for triple in triples)
     orders = {tuple(triple[0]["prompts"]) for triple in triples}
-    assert len(orders) == 4  # one of each round
+    assert len(orders) == 4  # one per round
 
 
 def test_warm_up_does_not_count(tmp_path: Path, asked: list[Question]) -> None:
@@ -152,13 +152,13 @@ def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Question])
 def test_short_answers_are_sized_by_how_plain_decoding_serves_them(
     tmp_path: Path, asked: list[Question]
 ) -> None:
-    """Twice at each concurrency, without drafts; the second time tells."""
+    """Twice at each concurrency, without drafts; the second time counts."""
     one = comparison(tmp_path, SHORT, ARRIVALS, rounds=2, where=True)
     one.run()
     plans = of(asked, "answers")
     assert [side for side, _, _ in plans[:4]] == ["plain"] * 4
     assert [arguments.get("concurrency") for _, _, arguments in plans[:4]] == [1, 4, 1, 4]
-    # 28 tokens a second are one of 56 in two seconds; there are two of each client at least.
+    # 28 tokens/s make one answer of 56 in two seconds; each client gets at least two.
     assert [len(arguments["answers"]) for _, _, arguments in plans[4:7]] == [2, 2, 2]
     assert plans[10][2]["arrivals"][-1] >= 2.0
     (waits,) = [table for table in one.record.tables if table.title.startswith("short: ms")]
@@ -205,7 +205,7 @@ def test_says_what_it_is_going_to_do(
 
 @pytest.mark.parametrize("loads", [[CLOSED, SWING], [SWING]])
 def test_seconds_of_a_round(tmp_path: Path, loads: list[str]) -> None:
-    """What is announced of windows and phases is what a round asks of an engine."""
+    """The announced windows and phases are those that a round asks of an engine."""
     one = comparison(tmp_path, *loads).workload
     plan = plan_round(one, {"": ["prompt"]}, 0, {1: 50.0, 8: 200.0})
     windows = [len(m.arguments.get("phases", "1")) for m in plan]
@@ -226,7 +226,7 @@ def test_engines_start_side_by_side(
     at_once: int,
     order: str,
 ) -> None:
-    """The first one alone, which is ours: nobody disturbs it while it times its costs."""
+    """Ours starts first and alone: nothing disturbs it while it times its costs."""
     seen: list[str] = []
     instant: type[EngineProcess] = vars(sides)["EngineProcess"]
     send, receive = instant.send, instant.receive
@@ -280,7 +280,7 @@ def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Q
     words = one.announcement()
     one.run()
     settings = [("context, 1 at a time", 100), ("context, 1 at a time", 800)]
-    settings += [("context, 4 at a time", 100)]  # of 800, 4 would take more than 900
+    settings += [("context, 4 at a time", 100)]  # 4 of 800 would take more than 900
     sides = ["plain", "native K=3", "ours"]
     assert {(m["load"], m["setting"]) for m in one.record.measurements} == {*settings}
     assert len(one.record.measurements) == 2 * 3 * 3
@@ -331,7 +331,7 @@ def test_a_set_of_prompts_is_served_whole_in_every_round(
     assert "5 of 15 prompts are left out: with their answers, they exceed 20" in said.getvalue()
     loads = [arguments for side, _, arguments in of(asked, "answers") if side == "ours"]
     assert [each["concurrency"] for each in loads] == [1, 4] * 3
-    for each in loads[2:]:  # behind the warm-up
+    for each in loads[2:]:  # after the warm-up
         assert each["prompts"] == ([*map(ord, "one")], [*map(ord, "two")]) * 5
         assert (each["answers"], each["categories"]) == ((9,) * 10, ("calm", "wild") * 5)
         assert each["sampling"] == {"temperature": 0.5}
@@ -344,7 +344,7 @@ def test_a_warm_up_takes_a_few_of_a_set(tmp_path: Path, asked: list[Question]) -
     one.dataset = Dataset("mt_bench", [FIRST] * 30, {}, None)
     one.run()
     counts = [len(arguments["answers"]) for _, _, arguments in of(asked, "answers")]
-    assert counts == [8] * 6 + [30] * 6  # of two concurrencies, by three sides
+    assert counts == [8] * 6 + [30] * 6  # two concurrencies, three sides
 
 
 def test_no_prompt_of_a_set_fits(tmp_path: Path, asked: list[Question]) -> None:
@@ -357,7 +357,7 @@ def test_no_prompt_of_a_set_fits(tmp_path: Path, asked: list[Question]) -> None:
 def test_all_may_leave_before_the_first_is_waited_for(
     tmp_path: Path, asked: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where Ctrl-C comes while engines start."""
+    """Even if Ctrl-C comes while engines start."""
 
     def dismiss(child: Any) -> None:
         asked.append((child.side, "dismissed", {}))

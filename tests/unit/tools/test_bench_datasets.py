@@ -1,4 +1,4 @@
-"""Sets of prompts, in files of the forms in which they are published; all texts are made up."""
+"""Prompt sets in the file formats in which they are published; all texts are made up."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_categories_take_turns() -> None:
     assert found[1] == Asked("translation", "Translate into German: The ferry is late.", 5)
     assert found[2].prompt == "Write a letter to a lighthouse."  # its own, not a neighbour's
     categories = {one.category for one in read_dataset("gsm8k", file_of("gsm8k"))}
-    assert categories == {"gsm8k"}  # of a set that has none
+    assert categories == {"gsm8k"}  # a set without categories
 
 
 @pytest.mark.parametrize("form", ["json", "parquet"])
@@ -149,7 +149,7 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_vllms_own_command_are_ours() -> None:
-    """Where it has one: sets of the hub have none there."""
+    """Except for sets from the hub, which have no names there."""
     from vllm.benchmarks.serve import add_cli_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

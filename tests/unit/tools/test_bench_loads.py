@@ -38,15 +38,15 @@ PROMPTS = [f"prompt {number} has words" for number in range(50)]
 
 @dataclass
 class FakeEngine(SteppedEngine):
-    """Every step takes a second for each request in flight and 10 more, and gives each request
-    so many tokens."""
+    """Each step takes 10 seconds plus one per request in flight, and gives each request
+    `tokens_per_step` tokens."""
 
     tokens_per_step: int = 1
     time: float = 100.0
     left: dict[str, int] = field(default_factory=dict)
     added: list[tuple[str, int]] = field(default_factory=list)
     concurrency: list[int] = field(default_factory=list)
-    """In flight during each step."""
+    """Requests in flight during each step."""
     aborted: list[str] = field(default_factory=list)
     emitted: list[tuple[float, int]] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ class FakeEngine(SteppedEngine):
 
 @dataclass
 class SlowToStart(FakeEngine):
-    """The prompts of the first requests take their time: one gets its first token per step."""
+    """The first requests' prompts are slow: one request per step gets its first token."""
 
     def step(self) -> list[Output]:
         steps = len(self.concurrency) + 1
@@ -187,7 +187,7 @@ class TestSwing:
         assert result["tokens_per_second"] == [20 / 120, 50 / 150]
 
     def test_a_phase_is_of_whole_steps(self) -> None:
-        # 4 requests emit 20 tokens in each step of 14 s: 30 take 2 steps, which make 40.
+        # 4 requests emit 20 tokens in each step of 14 s: 30 take 2 steps, which emit 40.
         engine = FakeEngine(tokens_per_step=5)
         result = measure_swing(engine, prompts=PROMPTS, phases=[(4, 30), (1, 5)], tokens=100)
         assert result["tokens_per_second"] == pytest.approx([40 / 28, 5 / 11])
@@ -195,7 +195,7 @@ class TestSwing:
 
 @dataclass
 class RoomForTwo(FakeEngine):
-    """More requests wait until one of these is done."""
+    """Two requests run; others wait until one of them is done."""
 
     def step(self) -> list[Output]:
         waiting = {name: self.left.pop(name) for name in list(self.left)[2:]}
@@ -256,7 +256,7 @@ class TestDecoding:
         step = engine.step
 
         def uneven() -> list[Output]:
-            """The first request gets no token but its first, so on average it takes long."""
+            """The first request gets only its first token, so on average it takes long."""
             stays = engine.left.get("0-0", 0)
             outputs = step()
             if 0 < stays < 10:
@@ -282,10 +282,10 @@ class TestAnswers:
         assert engine.concurrency == [2, 2, 2]  # the third takes the first one's place
         assert (result["tokens"], result["seconds"]) == (6, 36)
         assert result["first_token_seconds"] == [12, 12, 12]  # since it was sent
-        assert result["token_seconds"] == [12, 12]  # one of a single token has none behind it
+        assert result["token_seconds"] == [12, 12]  # a single token has no later ones
 
     def test_who_comes_late_is_waited_for_and_nobody_is_held_up(self) -> None:
-        """Steps of one request take 11 s, of two 12."""
+        """Steps with one request take 11 s, with two 12 s."""
         engine = FakeEngine(tokens_per_step=2)
         read = lambda: {"time": engine.time, "steps": float(len(engine.concurrency))}  # noqa: E731
         result = measure_answers(
@@ -326,7 +326,7 @@ def test_what_each_request_of_a_set_saw() -> None:
         {"category": "b", "seconds": [12], "tokens": [1]},
         {"category": "a", "seconds": [12, 23], "tokens": [2, 1]},
     ]
-    assert (result["tokens"], result["seconds"]) == (7, 35)  # what was written, not what might be
+    assert (result["tokens"], result["seconds"]) == (7, 35)  # tokens written, not the maximum
     assert result["token_seconds"] == [6, 5.5]
 
 
@@ -404,7 +404,7 @@ class TestPlan:
         assert min(answers) >= SHORTEST
         assert max(answers) <= LONGEST
         assert statistics.mean(answers) == pytest.approx(56, rel=0.15)
-        assert answers[:15] == one.arguments["answers"]  # of one round
+        assert answers[:15] == one.arguments["answers"]  # of the same round
         again, _ = plan_round(load, FILES, 4, {}, {1: 14.0, 4: 56.0})
         assert again.arguments["answers"] != one.arguments["answers"]
         (few, _) = plan_round(load, FILES, 3, {}, {1: 0.1, 4: 0.1})
@@ -420,7 +420,7 @@ class TestPlan:
             assert len(arrivals) == len(plan.arguments["answers"])
             gaps = [b - a for a, b in itertools.pairwise(arrivals)]
             assert statistics.mean(gaps) == pytest.approx(1 / share, rel=0.1)
-            # Of Poisson's, gaps are as spread as they are long.
+            # In a Poisson process, the gaps' standard deviation equals their mean.
             assert statistics.stdev(gaps) == pytest.approx(1 / share, rel=0.15)
 
     def test_calibrates_only_what_is_needed(self) -> None:

@@ -1,4 +1,4 @@
-"""The one kind of table and what becomes of it: on a terminal, in a pipe, as Markdown."""
+"""Tables and progress: on a terminal, in a pipe, as Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines of the commands: in float32 where bfloat16 has no instructions, unless told otherwise."""
+"""The commands use float32 if the CPU has no bfloat16 instructions, unless told otherwise."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_users_have_the_last_word(on_cpu_with: Any, arguments: Any, wanted: dict
 def test_quantised_targets_keep_theirs(
     on_cpu_with: Any, tmp_path: Path, written: dict[str, str], dtype: str | None
 ) -> None:
-    """AWQ, GPTQ and FP8 of vLLM have no float32. What cannot be read is the engine's to refuse."""
+    """vLLM's AWQ, GPTQ and FP8 lack float32. The engine refuses what cannot be read."""
     on_cpu_with(AVX2)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": written}))
     assert chosen(None, target=str(tmp_path))[0].get("dtype") == dtype

@@ -35,7 +35,7 @@ STEPS = [["b"], ["c", "[d]", "e"]]
 
 
 def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
-    """One text at a time is as fast as with plain decoding times 1.5 and 2; 8 are not."""
+    """Return speeds: with one text, 1.5 and 2 times plain decoding's; with 8, the same."""
     one = {
         "plain": Written([[1, 2], [3]], 20.0, None),
         "native K=3": Written([[1, 2], [3]], 30.0, 2.5),
@@ -47,7 +47,7 @@ def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Demonstrations that were asked for."""
+    """Record the demonstrations that are asked for."""
     calls: list[dict[str, Any]] = []
 
     def answer(engine: Any, sides: Any, prompts: Any, *others: Any) -> Demonstration:
@@ -144,7 +144,7 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert call["questions"] == read_prompts(QUESTIONS)
     assert demo(tmp_path / "beside", *PAIR) == 0
     assert demo(tmp_path / "given", *PAIR, "--prompts", str(DEMO / "held_out.jsonl")) == 0
-    # Text that lies beside a target, or was asked for, is gone on with.
+    # Text beside a target, or text that was asked for, is continued.
     assert [call["questions"] for call in asked[1:]] == [None, None]
     assert [side.name for side in call["sides"]] == ["plain", "ours"]
 

@@ -1,4 +1,4 @@
-"""A process that answers: what travels, how its death is told, and that nothing of it stays."""
+"""A process that answers: what is sent, how its death is reported, and that nothing remains."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ main(["demo", "--target", "t", "--drafter", "d"])
 def test_a_command_that_is_killed_takes_its_engines_with_it(
     tmp_path: Path, how: signal.Signals, hangs: bool
 ) -> None:
-    """A time limit, a cancelled job, or no memory left."""
+    """As after a time limit, a cancelled job, or running out of memory."""
     environment = os.environ | importing_support()
     command = [sys.executable, "-c", PARENT, str(tmp_path), "hangs" if hangs else "waits"]
     with subprocess.Popen(command, env=environment) as parent:
@@ -176,7 +176,7 @@ def test_a_command_that_is_killed_takes_its_engines_with_it(
         group = int((tmp_path / "pid").read_text())
         wait_until(lambda: is_gone(group), "no process of the group")
     assert parent.returncode == (143 if how == signal.SIGTERM else -9)
-    assert (tmp_path / "closed").exists() == (not hangs)  # one that is idle takes its leave
+    assert (tmp_path / "closed").exists() == (not hangs)  # an idle one closes
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_interrupting_a_wait_leaves_no_process(
 
     def interrupt() -> None:
         wait_until(waits, "a question to a process that hangs")
-        while waits():  # one that comes right before the wait is not seen
+        while waits():  # an interrupt right before the wait is not seen
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
 
@@ -209,7 +209,7 @@ def test_interrupting_a_wait_leaves_no_process(
         group, wait = child._process.pid, child._process.wait
 
         def run_out_of_patience(timeout: float | None = None) -> int:
-            """It says that it was interrupted, and then waits for a process that stays."""
+            """Time out once the log shows the interrupt; wait if there is no time limit."""
             if timeout is None:
                 return wait()
             assert timeout == engine_process.SECONDS_TO_STOP

@@ -199,7 +199,7 @@ DAMAGE = {
 def test_a_drafter_that_cannot_be_read(
     pair: Pair, tmp_path: Path, harm: Callable[[Path], str]
 ) -> None:
-    """All that can be wrong with it is in test_bad_input.py and test_faults.py."""
+    """Other faults are tested in test_bad_input.py and test_faults.py."""
     shutil.copytree(pair.drafter, tmp_path / "it")
     message = harm(tmp_path / "it")
     found = inspect(tmp_path / "it", pair.target)
@@ -233,7 +233,7 @@ QWEN3_8B = {
 
 
 def peak_memory(*, reset: bool = False) -> int:
-    """Bytes this process has had in memory at most, since the last reset."""
+    """Return this process's peak memory since the last reset, in bytes."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -241,7 +241,7 @@ def peak_memory(*, reset: bool = False) -> int:
 
 
 def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
-    """Two gigabytes of drafter that are holes in a file, and a target of 36 layers without any."""
+    """The drafter is a sparse file of two gigabytes; the target has 36 layers and no weights."""
     from transformers import Qwen3Config
 
     config = drafter_config(

@@ -1,4 +1,4 @@
-"""`vllm-dflash inspect`: what a pair takes of the KV cache, by ranks, windows and budgets."""
+"""`vllm-dflash inspect`: how much KV cache a pair takes, by ranks, windows and budgets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_budget_of_the_environment(
 
 
 def test_windows_that_are_lost(tmp_path: Path) -> None:
-    """Long contexts of a target with windows: they cost more with DFlash than its drafter does."""
+    """For a target with windows, long contexts cost more with DFlash than the drafter does."""
     make_target(tmp_path, "gemma4")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 65536}))
@@ -76,13 +76,13 @@ def test_windows_that_are_lost(tmp_path: Path) -> None:
 
 
 def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the target keeps its windows, more fits than is said."""
+    """If the target keeps its windows, more fits than is reported."""
     make_target(tmp_path, "gemma4")
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=4 << 30)
     assert any(one.startswith("what windows save: 2 of the") for one in found.not_checked)
     assert not any("have a sliding window" in one for one in found.warnings)
-    # So that too little may be enough.
+    # So memory that seems too small may be enough.
     found = inspect(changed_drafter(tmp_path), tmp_path, SMALL, kv_cache_memory=1 << 20)
     assert found.faults == []
     assert any("less may be enough for a request" in one for one in found.not_checked)
@@ -95,7 +95,7 @@ def test_windows_that_are_not_counted(tmp_path: Path, monkeypatch: pytest.Monkey
         ("fp8", None, 2 * 32, 2 * 32),
         ("fp8", "auto", 2 * 32, 2 * 32 * 4),
         ("auto", "fp8_e5m2", 2 * 32 * 4, 2 * 32),
-        ("fp8_per_token_head", None, 2 * (32 + 4), 2 * (32 + 4)),  # with a scale of each vector
+        ("fp8_per_token_head", None, 2 * (32 + 4), 2 * (32 + 4)),  # with a scale per vector
         ("fp8_per_token_head", "auto", 2 * (32 + 4), 2 * 32 * 4),
     ],
 )
@@ -132,7 +132,7 @@ def test_what_vllm_packs_is_not_counted(pair: Pair, packed: str) -> None:
 
 
 def test_too_little_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked for is a fault; what the environment happens to say, a warning."""
+    """Too little is a fault if it was asked for, and a warning if the environment sets it."""
     options = {"dtype": "float32"}
     found = inspect(pair.drafter, pair.target, options, kv_cache_memory=1 << 20)
     assert found.exit_code == 1

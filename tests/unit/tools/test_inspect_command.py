@@ -23,7 +23,7 @@ DEMO = ROOT / "models" / "demo"
 def test_the_example_of_help_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Text without escape codes, though colours are asked for: no terminal is there."""
+    """Text has no escape codes even if colours are asked for: there is no terminal."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert cli.main(examples_of("inspect", capsys)[0]) == 0

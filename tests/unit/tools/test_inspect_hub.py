@@ -1,4 +1,4 @@
-"""Repositories: headers come from the hub where there is a network; where not, it is said."""
+"""Repositories: headers come from the hub; without a network, the gap is reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config_at_hand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The repository's config, and nothing else, is there without a network."""
+    """Make the repository's config, and nothing else, available without a network."""
     config = json.loads((pair.drafter / "config.json").read_text())
     original = PretrainedConfig.get_config_dict
 
@@ -48,7 +48,7 @@ def config_at_hand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, headers: Headers) -> list[str | None]:
-    """A hub with these headers, in two files; returns the revisions it is asked for."""
+    """Set up a hub with these headers in two files; return the revisions it is asked for."""
     asked: list[str | None] = []
 
     def get_safetensors_metadata(
@@ -93,7 +93,7 @@ def test_the_hubs_headers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_download_that_was_broken_off(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_index: bool
 ) -> None:
-    """One of two files is in the cache: the hub is asked, not half a drafter judged."""
+    """One of two files is in the cache: the hub is asked, and half a drafter is not judged."""
     half, lost = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     save_file({"norm.weight": torch.zeros(64)}, tmp_path / half)
     if has_index:

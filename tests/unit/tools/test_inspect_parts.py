@@ -55,13 +55,13 @@ def test_ranks_divide_the_weights() -> None:
     kept_rows = spec.hidden_size * len(spec.taps) * spec.hidden_size + 2 * spec.hidden_size  # norms
     per_layer = 2 * spec.hidden_size + 2 * spec.head_dim  # norms
     per_layer += 2 * spec.head_dim * spec.hidden_size  # the only key/value head
-    stacked = 2 * spec.head_dim * spec.hidden_size + spec.head_dim  # that, for the context
+    stacked = 2 * spec.head_dim * spec.hidden_size + spec.head_dim  # the same, for the context
     kept = 2 * (kept_rows + spec.num_layers * (per_layer + stacked))
     assert two - kept == (one - kept) / 2
 
 
 def test_all_ranks_share_a_vocabulary_of_its_own() -> None:
-    """Also where the layers do not divide and are whole on each of them."""
+    """Even if the layers do not divide and are whole on each rank."""
     shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
     spec = parse_config("it", drafter_config(**shape))
     own = {"embed_tokens.weight": Tensor((spec.vocab_size, spec.hidden_size), "F32")}

@@ -41,7 +41,7 @@ def report_on(pair: Pair, recording: Recording) -> ParityReport:
 
 @pytest.fixture
 def recording(pair: Pair, ids: list[int], tmp_path: Path) -> Recording:
-    """What a faultless engine records, as it comes from a file."""
+    """Return what a faultless engine records, loaded from a file."""
     written = dict(vars(simulate(oracle_of(pair), ids, PROMPT_LENGTH)))
     asked = {name: written.pop(name) for name in ("token_ids", "prompt_length")}
     steps = [vars(step) for step in written["steps"]]
@@ -58,7 +58,7 @@ def test_a_faultless_engine(pair: Pair, recording: Recording) -> None:
 
 
 def test_drafts_that_were_thrown_away_are_a_difference(pair: Pair, recording: Recording) -> None:
-    """Nothing of them is recorded but how many there were, of all prompts together."""
+    """Only their number is recorded, and it is summed over all prompts."""
     lossy = [replace(recording, nan_drafts=count) for count in (2, 3)]
     report = compare(lossy, oracle_of(pair))
     assert (report.nan_drafts, report.culprit, report.is_equal) == (5, None, False)
@@ -151,7 +151,7 @@ def test_no_tolerance_excuses_a_wrong_row(
     spoil: Callable[[Recording, DraftStep], None],
     culprit: str,
 ) -> None:
-    """As wide as in bfloat16, and wider: what is right or wrong was not rounded."""
+    """Even one wider than for bfloat16: rows are right or wrong, not rounded."""
     spoil(recording, recording.steps[1])
     report = compare([recording], oracle_of(pair), tolerance=0.5)
     assert (report.culprit, report.is_equal) == (culprit, False)
@@ -210,7 +210,7 @@ def test_a_mistaken_drafter_is_found(
     culprit: str,
     cause: str,
 ) -> None:
-    """Where it is made; stages behind only inherit it."""
+    """It is found where it is made; later stages only inherit it."""
     oracle = oracle_of(pair)
     mistake(oracle.drafter)
     report = report_on(pair, simulate(oracle, ids, PROMPT_LENGTH))
@@ -228,7 +228,7 @@ def test_errors_are_relative_to_the_row() -> None:
     assert relative_error(got, expected) == 0
     got[1, 0] = 1.5
     assert relative_error(got, expected) == 0.25
-    got[2, 0] = 1.0  # what ought to be zeros is far off, and yet a number
+    got[2, 0] = 1.0  # zeros were expected: a large but finite error
     assert 1e6 < relative_error(got, expected) < torch.inf
     got[0, 0] = torch.nan
     assert relative_error(got, expected) == torch.inf

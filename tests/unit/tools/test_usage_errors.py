@@ -1,4 +1,4 @@
-"""What a user got wrong on the command line ends any command with 2 and says what it was."""
+"""A usage error ends any command with exit code 2 and a message that names it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ABOUT = {"prompts": 1, "tokens": 5, "dtype": "bfloat16", "drafter": "somebody"}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls of `verify_pair`, which finds everything in order."""
+    """Record calls of `verify_pair`, which finds no faults."""
     calls: list[Any] = []
 
     def answer(*arguments: Any, **named: Any) -> Verification:
@@ -88,7 +88,7 @@ def test_default_prompts() -> None:
 
 
 def test_an_empty_speculative_config(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both engines would be plain decoding's."""
+    """Both engines would decode plainly."""
     assert cli.main(["verify", "--target", "x", "--speculative-config", "{}"]) == COULD_NOT_RUN
     assert "the speculative config is empty" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ class Plain:
         self.rounds: list[list[Request]] = []
 
     def logprobs(self, tokens: Tokens) -> list[float]:
-        # A stop token is best rarely, and every other token somewhere.
+        # A stop token is rarely the best; every other token is somewhere.
         seed = sum((i + 1) * token for i, token in enumerate(tokens, start=1))
         values = [-((7 * token + seed) % 11) / 10 for token in range(VOCABULARY)]
         values[STOP] -= 0.0 if seed % 13 == 0 else 2.0
@@ -70,7 +70,7 @@ class Plain:
 
 
 def expected(plain: Plain, text: Tokens) -> list[Divergence]:
-    """Every token that is not plain decoding's own choice behind DFlash's tokens before it."""
+    """Return each token that plain decoding would not choose after DFlash's tokens before it."""
     return [
         Divergence(i, token, wanted, plain.regret(PROMPT + text[:i], token))
         for i, token in enumerate(text)
@@ -100,7 +100,7 @@ def test_any_text_of_full_length(text: Tokens) -> None:
 @given(st.data())
 @settings(max_examples=2 * settings().max_examples)
 def test_rare_mistakes_far_apart_are_all_found(data: st.DataObject) -> None:
-    """Texts as engines write them: plain decoding's but for some tokens, also stop tokens."""
+    """Texts as engines write them: plain decoding's except for some tokens, even stop tokens."""
     plain = Plain()
     limit = data.draw(st.integers(1, 90))
     places = data.draw(st.dictionaries(st.integers(0, limit - 1), st.integers(0, VOCABULARY - 1)))
@@ -134,7 +134,7 @@ def test_a_text_that_ends_too_soon_where_a_piece_ends() -> None:
 
 
 def test_a_stop_token_at_the_end_of_a_piece() -> None:
-    """Nothing is wrong, and nothing is asked for behind it."""
+    """Nothing is wrong, and nothing is asked for after it."""
     plain = Plain()
     last = len(PROMPT) + FIRST_PIECE
     plain.best = lambda tokens: STOP if len(tokens) == last else 2
@@ -157,7 +157,7 @@ def test_a_stop_token_of_its_own_that_does_not_stop() -> None:
     text = (*plain.write(PROMPT, 20)[:3], STOP, 2, 2)
     (found,) = plain.compare(text, limit=20)
     assert [one.position for one in found] == [3, 4]
-    ((scoring,),) = plain.rounds  # and nothing is asked for behind it
+    ((scoring,),) = plain.rounds  # nothing is asked for after it
     assert scoring.scored == STOP
     assert found[1] == Divergence(4, 2, None, math.inf)
 

@@ -19,7 +19,7 @@ from vllm_dflash.tools.verify.verify_command import make_notes, make_table
 
 STOP = 9
 REGRET = {(4, 5): 0.125, (7, 6): 0.5}
-"""By the next number and the one that is written instead; others have a whole nat."""
+"""Regret by the next number and the one written instead; others have a whole nat."""
 
 
 class Counting(EngineAnswers):
@@ -122,7 +122,7 @@ def test_identical() -> None:
     assert [level.concurrency for level in result.levels] == [1, 3]
     assert [level.identical for level in result.levels] == [3, 3]
     assert result.levels[0].worst is None
-    for level in result.levels:  # each by its own drafts
+    for level in result.levels:  # each level counts its own drafts
         assert (level.drafts_verified, level.acceptance_length) == (18, 2.0)
     assert dflash.submitted == [(3, 1), (3, 3)]
     assert plain.submitted == [(3, 3)]
@@ -153,7 +153,7 @@ def test_a_regression_behind_a_tie() -> None:
 
 @pytest.mark.parametrize("where", [1, 3, 4])
 def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
-    """One that is wrong at the last alone is found there, and nowhere else."""
+    """An engine that is wrong at one concurrency is found there, and at no other."""
 
     class WrongAtOne(Counting):
         def submit(self, requests: Sequence[Request], concurrency: int) -> None:
@@ -164,7 +164,7 @@ def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
     assert (result.verdict, result.exit_code) == ("regression", 1)
     found = {level.concurrency: level for level in result.levels}
     assert [*found] == [1, 3, 4]
-    # Behind 1: 2 3 4 5 6 6; behind 2: 3 4 5 6 6 6; behind 5: 6 6 6 6 6 6.
+    # After 1: 2 3 4 5 6 6; after 2: 3 4 5 6 6 6; after 5: 6 6 6 6 6 6.
     wrong = [[(0, 5)], [(1, 4), (1, 5)], [(2, place) for place in range(1, 6)]]
     tied = [[(0, 2)], [(1, 1)], []]
     for concurrency, level in found.items():
@@ -245,18 +245,18 @@ def test_plain_decoding_that_drafts_is_no_witness() -> None:
 
 
 def test_texts_end_at_the_context_limit() -> None:
-    """Nothing can be continued behind a tie in the last place."""
+    """Nothing can be continued after a tie in the last place."""
     result = gate(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
     assert result.verdict == "lossless"
     assert [one.position for one in by_prompt(result.levels[0])[0]] == [2]
 
 
 def test_plain_decoding_is_asked_everything_at_once() -> None:
-    """A score needs one token; a text goes on behind the token that was scored."""
+    """A score needs one token; a text continues after the token that was scored."""
     plain = Counting()
     gate(Counting({4: 5}), plain, concurrency=(3,), tokens=5)
     assert plain.submitted == [(3, 3), (4, 3)]
-    assert plain.requests == [  # behind 1: 2 3 5 6 7; behind 2: 3 5 6 7 8; behind 5: no divergence
+    assert plain.requests == [  # after 1: 2 3 5 6 7; after 2: 3 5 6 7 8; after 5: no divergence
         Request((1, 2, 3), 1, 5),
         Request((1, 2, 3, 5), 2),
         Request((2, 3), 1, 5),
@@ -347,5 +347,5 @@ def test_report_and_lines() -> None:
 def test_drafting_is_what_was_counted_in_between(
     before: dict[str, float], after: dict[str, float], expected: tuple[int, float | None]
 ) -> None:
-    """A counter that vLLM has not shown yet stands at zero."""
+    """A counter that vLLM has not reported yet is zero."""
     assert drafting_between(before, after) == expected

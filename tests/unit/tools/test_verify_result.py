@@ -89,7 +89,7 @@ def test_a_verdict_is_of_all_levels(levels: list[Level], verdict: str, exit_code
     ],
 )
 def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
-    """Whatever cannot be compared is worse than anything that can; of equals, the first."""
+    """Values that cannot be compared are worse than any that can; the first of equals counts."""
     findings = [Finding(0, 0, "a", "b", regret, is_tie=False) for regret in regrets]
     for texts in ((tuple(findings),), tuple((one,) for one in findings)):
         assert Level.of(1, 0, None, texts).worst is findings[worst]

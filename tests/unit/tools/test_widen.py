@@ -114,7 +114,7 @@ def test_layers_with_a_window_are_refused(tmp_path: Path) -> None:
 
 def test_random_drafter_is_a_drafter_of_the_same_shape(tmp_path: Path) -> None:
     pair = BenchPair(str(DEMO / "target"), str(DEMO / "drafter"), "demo")
-    (tmp_path / "random_drafter").mkdir()  # of an earlier run, with another drafter
+    (tmp_path / "random_drafter").mkdir()  # from an earlier run with another drafter
     save_file({"other": torch.zeros(1)}, tmp_path / "random_drafter" / "other.safetensors")
     random = with_random_drafter(pair, tmp_path)
     check_tensors(read_drafter(random.drafter), read_folder(Path(random.drafter)).tensors)
@@ -191,7 +191,7 @@ def test_more_positions_than_it_has(tmp_path: Path, as_it_is: bool, hidden: int,
 def test_a_widening_that_was_interrupted_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the pair is then again the one of the widening before."""
+    """Even if the pair is again the one that was widened before."""
     widen = "vllm_dflash.tools.bench.bench_pair.widen_pair"
     config = tmp_path / "demo" / "target" / "config.json"
     config.parent.mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_a_widening_that_was_interrupted_is_done_again(
     with pytest.raises(KeyboardInterrupt):
         widened_demo(tmp_path / "demo", tmp_path)
     config.write_text("one")
-    with pytest.raises(KeyboardInterrupt):  # it is asked for
+    with pytest.raises(KeyboardInterrupt):  # it is widened again
         widened_demo(tmp_path / "demo", tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_a_dflash2_drafter_predicts_the_same(tmp_path: Path) -> None:
     wide = pair_in(tmp_path / "wide")
     check_tensors(wide.spec, read_folder(wide.drafter).tensors)
     features = torch.randn(9, 2, 64)
-    padded = torch.nn.functional.pad(features, (0, 192))  # each tap with zeros behind it
+    padded = torch.nn.functional.pad(features, (0, 192))  # zeros after each tap
     expected = block_states(pair.load_target(), pair.load_drafter(), features.flatten(1), 3, 7)
     found = block_states(wide.load_target(), wide.load_drafter(), padded.flatten(1), 3, 7)
     torch.testing.assert_close(found[:, :64], expected, atol=1e-4, rtol=1e-4)

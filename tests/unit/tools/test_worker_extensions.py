@@ -1,4 +1,4 @@
-"""What `bench` and `parity` give to workers: vLLM refuses what a worker has already."""
+"""What `bench` and `parity` add to workers: vLLM refuses names that a worker already has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_recorded(eager: bool, requests: int) -> None:
 
 
 class MadeUpRunner:
-    """A step takes 20 s: 8 in the target, 5 in its head, and 7 for what is neither; drafting 18."""
+    """A step takes 20 s: 8 in the target, 5 in its head, and 7 elsewhere; drafting takes 18."""
 
     def __init__(self, clock: FakeTime, drafter: Any = None) -> None:
         self.clock = clock
@@ -123,7 +123,7 @@ def test_parts_of_a_step_without_drafts(clock: FakeTime) -> None:
 
 
 def test_kinds_of_steps(clock: FakeTime) -> None:
-    """A row of each request and of each draft; what there is more is of prompts."""
+    """Each request and each draft has a row; other rows belong to prompts."""
     worker, runner = TimedSteps(), MadeUpRunner(clock)
     worker.model_runner = runner
     worker.step_times()
@@ -202,9 +202,9 @@ def test_of_ours_each_step_has_timed_its_parts(clock: FakeTime) -> None:
         runner.step()
         drafter.step = SimpleNamespace(context_seconds=context, planning_seconds=0.25)
         drafter.end_step()
-    drafter.end_step()  # there was none
+    drafter.end_step()  # without a step
     times = worker.step_times()
-    assert times["seconds"] == 36 + 2 + 36  # what comes after a step is the next one's
+    assert times["seconds"] == 36 + 2 + 36  # time after a step belongs to the next
     assert times["context"] == 1.5 + 2.5
     assert times["planning"] == 2 * 0.5
     assert times["draft"] == 2 * (2 + 2 + 4 + 5 + 3) + 3 * 2 - 4 - 1
