@@ -1,4 +1,4 @@
-"""What a stranger finds: names, pages that name modules, arrows that import contracts cannot see.
+"""What a newcomer finds: names, pages that name modules, arrows that import contracts cannot see.
 
 The contracts are in pyproject.toml; `make check` runs them.
 """
@@ -19,7 +19,7 @@ FIXES = {file.name: file for file in PACKAGE.glob("engine/**/*_fixes/[!_]*.py")}
 
 
 def imported(file: Path) -> set[str]:
-    """Modules that a file imports, inside its functions and for types as well."""
+    """Modules that a file imports, including those inside functions and for types."""
     nodes = [*ast.walk(ast.parse(file.read_text()))]
     plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
@@ -28,12 +28,12 @@ def imported(file: Path) -> set[str]:
 
 
 def is_module(vllm: Path, name: str) -> bool:
-    """Whether a dotted name is a module of vLLM's, and not something inside one."""
+    """Whether a dotted name is a module of vLLM, and not something inside one."""
     return (vllm.parent / f"{name.replace('.', '/')}.py").exists()
 
 
 def test_v2_needs_nothing_that_leaves_vllm_with_v1() -> None:
-    """For workers, sampling and speculation it imports the modules that vLLM's own V2 does."""
+    """For workers, sampling and speculation it imports only modules that vLLM's own V2 imports."""
     vllm = Path(find_spec("vllm").origin).parent  # type: ignore[union-attr,arg-type]
     folders = [vllm / "v1" / "worker" / "gpu", vllm / "v1" / "core"]
     stay = set().union(*(imported(file) for each in folders for file in each.rglob("*.py")))
@@ -48,13 +48,13 @@ def test_v2_needs_nothing_that_leaves_vllm_with_v1() -> None:
 
 
 def test_no_two_files_of_tests_bear_one_name() -> None:
-    """pytest would not collect the second one, where both folders are run."""
+    """pytest would not collect the second one if both folders are run."""
     names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_emulated_gpu_knows_no_plugin() -> None:
-    """Nor its tests' support: a stranger could take the folder."""
+    """Nor does it know our tests' support code, so others can take the folder."""
     files = [*(ROOT / "tests" / "emulated").glob("*.py")]
     found = {name.split(".")[0] for file in files for name in imported(file)}
     assert {"emulated", "torch", "vllm"} <= found
@@ -101,7 +101,7 @@ def names_of(file: Path) -> set[str]:
 
 
 def test_what_is_named_by_string_exists() -> None:
-    """Those are arrows that the contracts cannot see."""
+    """The contracts cannot see these arrows."""
     dotted = re.compile(r'"(vllm_dflash(?:[.]\w+)+(?::\w+)?)"')
     named = {name for file in MODULES for name in dotted.findall(file.read_text())}
     assert named
@@ -111,7 +111,7 @@ def test_what_is_named_by_string_exists() -> None:
 
 
 def test_the_modules_that_the_page_names_exist() -> None:
-    """With their folder, or in one that stands in the text before them."""
+    """The text names them with their folder, or names the folder before them."""
     page = (ROOT / "docs" / "engineering" / "architecture.md").read_text()
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)\b", page))
     assert len(named) > 30
@@ -120,9 +120,9 @@ def test_the_modules_that_the_page_names_exist() -> None:
 
 
 def test_one_page_says_how_long_planning_compiles() -> None:
-    """Others point there: they had three numbers."""
+    """Other pages point to it: they once had three different numbers."""
     duration = re.compile(r"[Cc]ompil\w+ (takes |for )(about )?[\w.]+ ([a-z]+ )?(second|minute)")
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), PACKAGE / "planning/compiled.py"]
     saying = {page.name for page in pages if duration.search(" ".join(page.read_text().split()))}
-    assert saying == {"benchmarks.md"}  # where it is of another program, too
+    assert saying == {"benchmarks.md"}  # also if it is about another program
     assert "## How long planning compiles" in (ROOT / "docs" / "benchmarks.md").read_text()

@@ -1,4 +1,4 @@
-"""Which vLLM our engines run in, and that every other one runs vLLM's own DFlash."""
+"""Which vLLM versions our engines run in, and that all others run vLLM's own DFlash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def started(pair: Pair, **options: Any) -> Any:
-    """The config of an engine, as it is before any process starts."""
+    """Config of an engine, before any process starts."""
     return EngineArgs(
         model=str(pair.target),
         skip_tokenizer_init=True,
@@ -44,21 +44,21 @@ def is_ours(config: Any) -> bool:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
-    """vLLM's, which are parsed once."""
+    """vLLM's sources, which are parsed once."""
     found = Sources(Path(vllm.__file__).parents[1])
     monkeypatch.setattr(compatibility, "Sources", lambda folder: found)
     return found
 
 
 def version_is(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """What vLLM calls itself. What it has is what is installed."""
+    """Change the version that vLLM reports. Its contents are still those that are installed."""
     is_in = Seam.is_in
     monkeypatch.setattr(Seam, "is_in", lambda seam, _: is_in(seam, INSTALLED))
     monkeypatch.setattr("vllm.__version__", version)
 
 
 def said_of(pair: Pair, version: str) -> list[str]:
-    """Lines that name the version, of an engine that is ours."""
+    """Log lines of an engine of ours that name the version."""
     with log_lines() as lines:
         assert is_ours(started(pair))
     return [line for line in lines if version in line]
@@ -111,7 +111,7 @@ def test_older_ones_run_vllms_own(
 def test_a_worker_that_would_not_start_is_vllms_before_anything_does(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, is_required: bool
 ) -> None:
-    """Or stops by name, for those who would rather have that."""
+    """If the user requires ours, the start stops with an error that names the reason."""
     path = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run"
     find = sources.find
 
@@ -173,7 +173,7 @@ def test_each_seam_of_the_front_end_that_is_gone_is_named(
 def test_what_workers_import_of_an_untested_vllm_has_to_be_there(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, version: str
 ) -> None:
-    """They would end by an ImportError. Of a tested one it is known."""
+    """They would end with an ImportError. A tested vLLM is known to have it."""
     gone, has = "vllm.v1.outputs:AsyncModelRunnerOutput", sources.has
     monkeypatch.setattr(sources, "has", lambda path: path != gone and has(path))
     version_is(monkeypatch, version)

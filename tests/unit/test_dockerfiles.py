@@ -1,4 +1,4 @@
-"""What is in `docker/`, as far as that can be told without running it, and docs/deployment.md."""
+"""What is in `docker/`, as far as it can be checked without running it, and docs/deployment.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STACK_MODEL = {
     *("requestGPU", "pvcStorage", "vllmConfig", "env", "hf_token"),
 }
 """Values of a model in vLLM's production-stack (helm/values.schema.json at commit a6c01db, chart
-0.1.12), those that ours uses; the same of the next two."""
+0.1.12) that our file uses; the same for the next two."""
 STACK_VLLM = {"enablePrefixCaching", "maxModelLen", "extraArgs"}
 STACK_ENGINES = {
     *("imagePullPolicy", "securityContext", "startupProbe", "serviceMonitor", "modelSpec"),
@@ -38,7 +38,7 @@ def read_yaml(name: str) -> Any:
 
 
 def check_serve_arguments(words: list[str]) -> None:
-    """vLLM knows these, and ours the keys of the speculative config."""
+    """Check that vLLM knows these arguments, and ours the keys of the speculative config."""
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     known, unknown = parser.parse_known_args(words)
     assert unknown == []
@@ -46,7 +46,7 @@ def check_serve_arguments(words: list[str]) -> None:
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
-    """Name and arguments of each, continued lines joined."""
+    """Name and arguments of each instruction, with continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines) if name]
@@ -71,7 +71,7 @@ def test_an_image_holds_what_there_is_and_serves_as_nobody_special(file: Path) -
     assert int(users[-1]) > 0
     (entrypoint,) = (json.loads(rest) for name, rest in steps if name == "ENTRYPOINT")
     assert entrypoint[-2:] == ["vllm", "serve"]
-    # Copied by its name, so that what the set-up needs is not forgotten.
+    # Copied by name, so that nothing that the set-up needs is forgotten.
     setup = (ROOT / "scripts" / "setup.sh").read_text()
     if any("scripts/setup.sh" in rest for name, rest in steps if name == "RUN"):
         needed = re.search(r"inputs=\(([^)]*)\)", setup)
@@ -79,7 +79,7 @@ def test_an_image_holds_what_there_is_and_serves_as_nobody_special(file: Path) -
         for path in needed[1].split():
             assert path.split("/")[0] in copied, path
 
-    # Caches outlive a container, and belong to who serves.
+    # Caches outlive a container, and belong to the user who serves.
     (volume,) = (json.loads(rest) for name, rest in steps if name == "VOLUME")
     assert volume == ["/home/vllm/.cache"]
     assert any(name == "RUN" and volume[0] in rest for name, rest in steps)

@@ -1,4 +1,4 @@
-"""Activation: what is hooked, when, and that a changed vLLM is refused by name."""
+"""Activation: what is hooked and when, and that a changed vLLM is refused by name."""
 
 import functools
 import pickle
@@ -68,7 +68,7 @@ def test_what_a_user_sets_for_others_stays(pair: Pair) -> None:
     [
         (False, False, None, True),
         (False, False, False, False),
-        (False, True, None, None),  # whose states are a group of their own
+        (False, True, None, None),  # its states have a group of their own
         (True, False, None, None),
     ],
 )
@@ -80,7 +80,7 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     written: bool | None,
     disabled: bool | None,
 ) -> None:
-    """Unless the user wants several; V2 takes drafters in several."""
+    """Unless the user wants several. V2 accepts drafters in several."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     asked = speculative(pair)
     args = engine_args(pair, speculative_config=asked, disable_hybrid_kv_cache_manager=written)
@@ -232,7 +232,7 @@ def test_what_is_listed_behind_an_attribute_is_checked_as_well() -> None:
 
 @pytest.fixture
 def registry() -> Iterator[dict[str, Any]]:
-    """vLLM's own models, put back as they were."""
+    """vLLM's own models, which are restored afterwards."""
     before = dict(ModelRegistry.models)
     ModelRegistry.register_model(
         "DFlashDraftModel", "vllm.model_executor.models.qwen3_dflash:DFlashQwen3ForCausalLM"
@@ -245,7 +245,7 @@ def registry() -> Iterator[dict[str, Any]]:
 def test_no_process_is_started_to_look_at_our_draft_model(
     pair: Pair, registry: dict[str, Any]
 ) -> None:
-    """vLLM does that for a model it knows by its path: seconds of a first start."""
+    """vLLM starts one for a model that it knows by path, which takes seconds of a first start."""
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
     assert config.speculative_config is not None
     assert registry[ARCHITECTURE].load_model_cls() is DFlashDraftModel
@@ -263,7 +263,7 @@ def test_a_missing_front_door_is_said_and_all_is_vllms(
     assert line.startswith("WARNING")
     assert "create_speculative_config" in line
     assert all(option in line for option in OWN_KEYS)
-    # As if vLLM had only renamed it: what it starts then.
+    # What vLLM starts if it had only renamed the function.
     monkeypatch.setattr(EngineArgs, "create_speculative_config", original)
     asked = speculative(pair, num_speculative_tokens=3)
     for one in (None, {"method": "ngram", "num_speculative_tokens": 2}, asked):
@@ -274,7 +274,7 @@ def test_a_missing_front_door_is_said_and_all_is_vllms(
 
 @pytest.mark.usefixtures("registry")
 def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is: all engines of this machine load the plugin."""
+    """Whatever it is: all engines on this machine load the plugin."""
 
     def broken() -> None:
         raise KeyError("something else")
@@ -358,7 +358,7 @@ def test_parameters_that_need_not_be_there(
 
 
 def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What moved in 0.33 is looked for there, by its new name and not by its old one."""
+    """A function that moved in 0.33 is looked for there by its new name, not by its old one."""
     moved = seams.Seam("vllm.moved:f", "x", "<0.33"), seams.Seam("vllm.new_home:f", "x", ">=0.33")
     for version, missing in (
         ("0.32.0+cpu", "moved"),

@@ -1,4 +1,4 @@
-"""docs/recipes: a common form, commands that are read, and the numbers that `inspect` computes."""
+"""docs/recipes: a common form, commands that parse, and the numbers that `inspect` computes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def published(drafter: str) -> Path:
 
 
 def rows(text: str, section: str) -> list[list[str]]:
-    """Cells of a section's table, without its head."""
+    """Cells of a section's table, without the header."""
     part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

@@ -1,4 +1,4 @@
-"""What a release says of itself."""
+"""What a release says about itself."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_the_documentation_says_what_becomes_of_each_published_drafter() -> None
 
 
 def anchors(page: str) -> set[str]:
-    """Those that GitHub gives the headings of a page."""
+    """Anchors that GitHub gives to a page's headings."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

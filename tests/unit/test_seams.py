@@ -1,4 +1,4 @@
-"""Every supported vLLM has what vllm_dflash relies on, by what `make seams` recorded of each."""
+"""Every supported vLLM has what vllm_dflash relies on, according to what `make seams` recorded."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def installed() -> Sources:
 
 
 def test_what_is_recorded() -> None:
-    """The lowest version and one of the highest minor that we support, and none besides."""
+    """The lowest supported version and one of the highest minor, and no unsupported version."""
     assert {"0.32.0", "0.33.0"} <= RECORDED.keys()
     assert all(version in SUPPORTED_VLLM for version in RECORDED)
 
 
 @pytest.mark.parametrize("version", sorted(RECORDED))
 def test_seams_of_each_version(version: str) -> None:
-    """Where this fails after a change of ours: `make seams VLLM=... ARGS=--record`, of each."""
+    """If this fails after a change of ours: `make seams VLLM=... ARGS=--record`, for each one."""
     seams = {seam.path: seam for seam in all_seams(version)}
     found = RECORDED[version]["seams"]
     assert seams.keys() == found.keys()
@@ -71,7 +71,7 @@ def test_imports_from_each_version(version: str) -> None:
 
 
 def test_seams_are_made_in_one_place() -> None:
-    """So that each of them is held against every release."""
+    """Each of them is then checked against every release."""
     made = [
         file.name
         for file in sorted((ROOT / "vllm_dflash").rglob("*.py"))
@@ -83,13 +83,13 @@ def test_seams_are_made_in_one_place() -> None:
     assert made == ["seams.py"]
     tuples = {name: one for name, one in vars(seams).items() if isinstance(one, tuple)}
     listed = {name for name in tuples if any(tuples[name] is one for one in SEAMS)}
-    # SEAMS itself, and what is part of two others.
+    # SEAMS itself, and the part that two others share.
     assert tuples.keys() - listed == {"SEAMS", "BOTH_WORKERS"}
     assert {*seams.BOTH_WORKERS} <= {*seams.V1_WORKER} & {*seams.V2_WORKER}
 
 
 def overridden() -> Iterator[tuple[str, set[str]]]:
-    """Each method of vLLM's that a class of ours replaces: ours, and the names of vLLM's."""
+    """Methods of vLLM that a class of ours replaces: our name, and the names in vLLM."""
     for module in pkgutil.walk_packages(vllm_dflash.__path__, "vllm_dflash."):
         if module.name.endswith("__main__"):
             continue
@@ -137,7 +137,7 @@ def test_what_breaks_is_named(installed: Sources, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_choice_of_imports_is_one_need() -> None:
-    """Modules that moved: `try` one, `except ImportError` the other."""
+    """For modules that moved: `try` one, `except ImportError` the other."""
     choice = {"vllm.entrypoints.common:cli_args", "vllm.entrypoints.launchers:cli_args"}
     needed = imported()
     assert choice in needed

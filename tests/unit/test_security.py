@@ -45,7 +45,7 @@ def engine_config(pair: Pair, **changes: Any) -> VllmConfig:
 
 
 class Malicious:
-    """Unpickled carelessly, it leaves a file."""
+    """Creates a folder when it is unpickled carelessly."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -55,7 +55,7 @@ class Malicious:
 
 
 def test_the_malicious_pickle_works(tmp_path: Path) -> None:
-    """Or the tests below would prove nothing."""
+    """Otherwise the tests below would prove nothing."""
     pickle.loads(pickle.dumps(Malicious(tmp_path / "trace")))
     assert (tmp_path / "trace").exists()
 
@@ -92,7 +92,7 @@ def test_a_mask_embedding_that_is_none(pair: Pair, state: Any, message: str) -> 
 
 
 def test_a_damaged_mask_embedding(pair: Pair) -> None:
-    """Cut anywhere, flipped anywhere: refused, or read as the right number of numbers."""
+    """Cut anywhere, or changed anywhere, it is refused, or read as the right number of numbers."""
     buffer = io.BytesIO()
     torch.save(torch.zeros(64), buffer)
     whole, refused = buffer.getvalue(), 0
@@ -126,7 +126,7 @@ def test_a_pickle_named_safetensors_is_refused(pair: Pair, tmp_path: Path) -> No
 
 
 def loaded(folder: Path, load_format: str) -> dict[str, torch.Tensor]:
-    """What vLLM's loader reads of a drafter's folder for our draft model."""
+    """Tensors that vLLM's loader reads from a drafter's folder for our draft model."""
     loader = DefaultModelLoader(LoadConfig(load_format=load_format))
     config = SimpleNamespace(model=str(folder), revision=None, quantization=None)
     return dict(loader.get_all_weights(config, DFlashDraftModel))
@@ -134,7 +134,7 @@ def loaded(folder: Path, load_format: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("load_format", ["auto", "hf", "safetensors", "pt"])
 def test_vllms_loader_takes_safetensors_only(pair: Pair, load_format: str) -> None:
-    """Also where the target's --load-format is another, or an index names other files."""
+    """Also if the target's --load-format is another one, or an index names other files."""
     outside = pair.drafter.parent / "outside.safetensors"
     save_file({"outside": torch.zeros(1)}, outside)
     torch.save({"pickled": torch.zeros(1)}, pair.drafter / "pytorch_model.bin")
@@ -148,7 +148,7 @@ def test_vllms_loader_takes_safetensors_only(pair: Pair, load_format: str) -> No
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_code_beside_a_drafter_is_not_imported(pair: Pair, tmp_path: Path, trust: bool) -> None:
-    """`trust_remote_code` is for the target, and stays what it was there."""
+    """`trust_remote_code` is for the target, and its setting there does not change."""
     code = f"import os\nos.mkdir({str(tmp_path / 'trace')!r})\n"
     code += "from transformers import Qwen3Config\nclass Evil(Qwen3Config):\n    pass\n"
     (pair.drafter / "evil.py").write_text(code)
@@ -162,7 +162,7 @@ def test_code_beside_a_drafter_is_not_imported(pair: Pair, tmp_path: Path, trust
 
 
 def test_a_refused_drafter_leaves_the_targets_trust_alone(pair: Pair) -> None:
-    """The setting is lent, and given back whatever happens."""
+    """The setting is changed meanwhile, and restored whatever happens."""
     file = pair.drafter / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "initializer_range": "x"}))
     args = EngineArgs(model=str(pair.target), skip_tokenizer_init=True, trust_remote_code=True)
@@ -174,7 +174,7 @@ def test_a_refused_drafter_leaves_the_targets_trust_alone(pair: Pair) -> None:
 
 
 def test_a_link_to_something_else_is_not_shown(pair: Pair, tmp_path: Path) -> None:
-    """Links are followed (a hub's cache consists of them), but what is no drafter stays unread."""
+    """Links are followed (a hub's cache has them), but what is not a drafter stays unread."""
     secret = tmp_path / "secret"
     secret.write_text("the secret itself " * 1000)
     for name in ("model.safetensors.index.json", "model.safetensors", "config.json"):

@@ -25,7 +25,7 @@ PAIR = "vllm_dflash/demo_pair/"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both, from a copy of what they are made of."""
+    """Folder with both, built from a copy of their sources."""
     folder = Path(tmp_path_factory.mktemp("built"))
     copy, out = folder / "copy", folder / "dist"
     unwanted = shutil.ignore_patterns("__pycache__")
@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", script, str(out)], cwd=copy, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr
-    assert "Warning" not in made.stderr  # of setuptools: about files it may come to leave out
+    assert "Warning" not in made.stderr  # setuptools warns of files that it may leave out one day
     return out
 
 
@@ -53,7 +53,7 @@ def wheel(built: Path) -> ZipFile:
 
 
 def metadata(wheel: ZipFile, name: str) -> str:
-    """A file of the distribution's own."""
+    """A metadata file of the distribution."""
     (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
     return wheel.read(path).decode()
 
@@ -86,7 +86,7 @@ def test_the_source_distribution_has_what_a_wheel_is_made_of(built: Path, wheel:
     (file,) = built.glob("*.tar.gz")
     with tarfile.open(file) as archive:
         members = archive.getmembers()
-    assert all(member.isfile() or member.isdir() for member in members)  # no link to nowhere
+    assert all(member.isfile() or member.isdir() for member in members)  # no links
     names = {member.name.partition("/")[2] for member in members}
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} <= names
     assert not any(name.startswith("tests/") for name in names)

@@ -171,6 +171,7 @@ OWN = {
     "drafter_overrides": {"sliding_window": 9},
     "free_drafts": "nonsense",
     "estimates_folder": "/nowhere",
+    "objective": "fair",
     "require": False,
     "draft-tree": 3,
 }

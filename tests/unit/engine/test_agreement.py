@@ -1,4 +1,4 @@
-"""Ranks go by rank 0, and nothing is sent where there is one."""
+"""All ranks come to one answer, and a single rank sends nothing."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, kind: Any) -> Any:
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, Outcomes | None]]:
-    """The steps that the planner learns from, and what it hears of their drafts."""
+    """Steps that the planner learns from, each with the outcomes of its drafts."""
     seen: list[tuple[Step, Outcomes | None]] = []
     monkeypatch.setattr(AheadPlanner, "observe", lambda _, *what: seen.append(what))
     return seen
@@ -64,7 +64,7 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, Outcomes | Non
 def plans(
     monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True, min_verified: int = 0
 ) -> list[Any]:
-    """Every step is planned like this; returns what was asked."""
+    """Plan every step like this; return what the planner was asked."""
     asked: list[Any] = []
 
     def plan(self: Any, *what: Any) -> Ahead:
@@ -101,7 +101,7 @@ def test_what_workers_found_out_comes_with_the_first_output(scheduler: Any) -> N
 
 
 def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block or none, and places for as many drafts as any request gets."""
+    """They say whether a block runs; the step has places for the most drafts of any request."""
     for runs_block in (True, False):
         plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block, min_verified=2)
         scheduled, _ = step(dict.fromkeys("abcd", 0), {})
@@ -120,8 +120,8 @@ def places_behind(scheduler: Any, *names: str) -> int:
 
 
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as bring most by what rows take, unless the device trims or nothing is planned; never
-    without a block, nor where a worker says that all drafts are chains."""
+    """The number with the best rate for what rows take. All places if the device trims or nothing
+    is planned; a chain's without a block, or if a worker says that all drafts are chains."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     monkeypatch.setattr(Scheduler, "requests", {"a": request()})
     scheduler: Any = DFlashAsyncScheduler()
@@ -131,13 +131,13 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     planner, gain = scheduler.planner, scheduler._tree_gain
     planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)
     assert places_behind(scheduler, "a") == 3
-    planner.costs.records["verify"]["seconds"] /= 10.0  # rows of a tenth
-    assert places_behind(scheduler, "a") == 7  # as much is hoped for of all
+    planner.costs.records["verify"]["seconds"] /= 10.0  # rows take a tenth of the time
+    assert places_behind(scheduler, "a") == 7  # the same gain is assumed for all sizes
     gain._chains[:], gain._trees[:] = 1e6, [1e6, 1.7e6, 1.71e6]
     assert places_behind(scheduler, "a") == 15
     gain._trees[2] *= 3.0
     assert places_behind(scheduler, "a") == 31
-    planner.start(planner.costs, [0, 3, 7, 15], ragged_seconds=1.0)  # that has no graph
+    planner.start(planner.costs, [0, 3, 7, 15], ragged_seconds=1.0)  # without a graph for 31
     assert places_behind(scheduler, "a") == 15
     planner.costs, planner.trims = straight_costs(), True
     assert places_behind(scheduler, "a") == 31
@@ -154,8 +154,8 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_trees_leave_room_for_the_blocks_of_all_requests(
     monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    """vLLM 0.32 takes as many tokens off a step for each request as its block has; it would take a
-    tree's nodes twice, and leave out those that come last."""
+    """vLLM 0.32 subtracts a block's tokens from a step for each request. It would count a tree's
+    nodes twice, and leave out the requests that come last."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     scheduler: Any = DFlashAsyncScheduler()
     assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
@@ -184,7 +184,7 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
 def test_as_many_requests_are_let_in_as_have_room_for_blocks(
     monkeypatch: pytest.MonkeyPatch, of_vllm: int, asked: int | None, active: int
 ) -> None:
-    """Blocks have 8 rows, trees 32; up to 1024 requests come, in steps of 8192 rows."""
+    """Blocks have 8 rows and trees 32; there are up to 1024 requests, in steps of 8192 rows."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     monkeypatch.setattr(Mode.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
@@ -193,12 +193,12 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five requests, in an order of the step's own: an inner one gets none, one is in its prompt,
-    one at its limit, one was just admitted."""
+    """Five requests, in the step's own order. An inner one gets none, one is in its prompt, one is
+    at its limit, and one was just admitted."""
     take_vllm_out(monkeypatch, 7)
     scheduler: Any = DFlashAsyncScheduler()
     requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
-    requests["p"] = request(200)  # in its prompt: vLLM gives it none
+    requests["p"] = request(200)  # in its prompt: vLLM gives it no places
     requests["e"] = request(MAX_LEN - 4, places=5)
     monkeypatch.setattr(Scheduler, "requests", requests)
     asked = plans(monkeypatch, 1, 3, 0, 5, 4)
@@ -216,7 +216,7 @@ def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
     monkeypatch: pytest.MonkeyPatch, of_drafter: int, of_target: int
 ) -> None:
-    """What drafts there can be behind so much context, this step's tokens among it."""
+    """Drafts that fit after this much context, including this step's token."""
     take_vllm_out(monkeypatch, 7)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: of_drafter)
     monkeypatch.setattr(Scheduler, "max_model_len", of_target)
@@ -233,7 +233,7 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
 @pytest.mark.parametrize(
     ("requests", "is_planned"),
     [
-        ([request(left=2)], False),  # this step's token, and one more: no draft comes before it
+        ([request(left=2)], False),  # this step's token and one more, with no draft before it
         ([request(left=3)], True),
         ([request(left=2), request(left=3), request(left=2)], True),
         ([SimpleNamespace(**{**vars(request()), "num_tokens": 200})], False),  # in its prompt
@@ -258,7 +258,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
 
 
 def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where scheduling waits for them; the worker's batch has an order of its own."""
+    """If scheduling waits for them. The worker's batch has an order of its own."""
     take_vllm_out(monkeypatch, 7, is_async=False)
     scheduler: Any = DFlashDeviceScheduler()
     scheduler.requests = {name: request() for name in "cab"}
@@ -280,7 +280,7 @@ def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
-    """Soon at first. The same to all workers, as copies: the planner goes on learning."""
+    """It is told soon at first. All workers get the same copies; the planner goes on learning."""
     scheduled, output = step({"a": 0}, {"a": 1})
     FACTS.attach(output, WorkerFacts(profiled_costs(), range(8)))
     scheduler.update_from_output(scheduled, output)
@@ -307,12 +307,12 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
     scheduled, output = step({"a": 0}, {"a": 1})
     FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=file))
-    scheduler.shutdown()  # nothing is there to be kept
+    scheduler.shutdown()  # nothing to keep yet
     scheduler.update_from_output(scheduled, output)
     rates = scheduler.planner.learned()
     assert rates.block_rates[:, 5].max() < 0.4
     assert rates.text_rates[:, 5].min() > 0.6
-    scheduler.update_from_output(*step({}, {}))  # of nobody
+    scheduler.update_from_output(*step({}, {}))  # a step without requests
     scheduler.shutdown()
     assert list(tmp_path.iterdir()) == []
     scheduler.update_from_output(*step({"a": 3}, {"a": 4}))
@@ -327,7 +327,7 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
 def test_steps_behind_which_vllm_drafts_nothing(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From 0.33 on: requests in their prompts or at their ends. None is asked for one."""
+    """vLLM 0.33 does so if requests are in their prompts or at their ends. Nothing is planned."""
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: pytest.fail("asked"))
     scheduled, _ = step({"a": 0, "b": 0}, {}, {"a": 60, "b": 1}, next_drafts=7)
     scheduled.skip_drafts = True
@@ -339,8 +339,8 @@ def test_steps_behind_which_vllm_drafts_nothing(
 
 
 def test_learns_from_verified_drafts_alone(scheduler: Any, observed: list[Any]) -> None:
-    """A prompt chunk that samples nothing, an undrafted request, and two verified ones; the
-    worker's batch has an order of its own, and another one in every step."""
+    """Two verified requests, beside a prompt chunk that samples nothing and an undrafted request.
+    The worker's batch has an order of its own, a different one in every step."""
     produced = {"b": 4, "p": 0, "c": 1, "a": 1}
     scheduler.update_from_output(*step({"p": 0, "a": 0, "b": 3, "c": 2}, produced))
     ((seen, outcomes),) = observed
@@ -353,16 +353,16 @@ def test_learns_from_verified_drafts_alone(scheduler: Any, observed: list[Any]) 
 def test_padding_of_requests_that_were_just_admitted_is_no_draft(
     scheduler: Any, observed: list[Any]
 ) -> None:
-    """vLLM gives them as many placeholders as others have drafts; all come out rejected."""
+    """vLLM gives them as many placeholders as others have drafts, and all of these are rejected."""
     drafts, produced = {"o": 7, "n": 7, "r": 7}, {"o": 3, "n": 1, "r": 1}
     scheduler.update_from_output(*step(drafts, produced, admitted={"n": 0, "r": 0}))
     ((seen, outcomes),) = observed
     assert outcomes.source.tolist() == [1, 0, 0]
-    assert seen.verified.tolist() == [7, 7, 7]  # they take their time all the same
+    assert seen.verified.tolist() == [7, 7, 7]  # verifying them still takes time
 
 
 def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]) -> None:
-    """Where it trims drafts: of 2 x 7 that had places, five."""
+    """If it trims drafts: five of the 2 x 7 that had places."""
     scheduler.planner.start(profiled_costs(), [7], trims=True)
     drafts, produced = {"a": 7, "b": 7, "p": 0}, {"a": 2, "b": 1, "p": 0}
     rows = {"a": 8, "b": 8, "p": 60}
@@ -380,7 +380,7 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
 ) -> None:
     decode = step({"a": 3, "b": 3}, {"a": 2, "b": 1})
     for one in (
-        decode,  # nothing before it to time it by
+        decode,  # no step before it to time it by
         decode,
         step({"a": 3, "b": 3, "p": 0}, {"a": 1, "b": 1, "p": 0}, {"a": 4, "b": 4, "p": 60}),
         decode,  # the time since the prompt's step is this one's
@@ -393,7 +393,7 @@ def test_steps_are_timed_where_the_same_requests_only_decode(
 
 
 def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
-    """Behind a request of one token, before any that decoded: nothing to learn a time from."""
+    """After a request of one token, before any request decoded: there is no time to learn from."""
     first, output = step({"a": 0}, {"a": 1}, {"a": 9})
     FACTS.attach(output, WorkerFacts(costs := profiled_costs(), range(8)))
     before = costs.verify.seconds.tolist()
@@ -405,7 +405,7 @@ def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
 def test_a_block_takes_part_of_the_time_of_the_step_behind_it(
     scheduler: Any, observed: list[Any]
 ) -> None:
-    """vLLM hands a step's tokens over before it drafts, so the next output waits for the block."""
+    """vLLM returns a step's tokens before it drafts, so the next output waits for the block."""
     for drafts, next_drafts in ((0, 3), (3, 0), (0, 0)):
         scheduler.update_from_output(
             *step({"a": drafts, "b": drafts}, {"a": 1, "b": 1}, next_drafts=next_drafts)
@@ -414,7 +414,7 @@ def test_a_block_takes_part_of_the_time_of_the_step_behind_it(
 
 
 def run(scheduler: Any, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> dict[str, float]:
-    """What these steps, and the one without tokens behind them, send to the front end."""
+    """Figures that these steps, and one without tokens after them, send to the front end."""
     sent: dict[str, float] = {}
     for scheduled, output in [*steps, step({}, {})]:
         outputs = EngineCoreOutputs(scheduler_stats=(stats := SchedulerStats()))
@@ -442,7 +442,7 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
         return Ahead(np.full(len(ids), 2), runs_block=True)
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
-    # The first has none before it to be timed by; the others make 3 and 5 tokens.
+    # The first has no step before it to be timed by; the others make 3 and 5 tokens.
     steps = [step({"a": 2, "b": 2}, {"a": a, "b": b}) for a, b in ((1, 1), (2, 1), (3, 2))]
     sent = run(scheduler, monkeypatch, steps)
     plain = sent.pop("plain_tokens")
@@ -463,13 +463,13 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
 def test_the_line_in_the_log_is_the_schedulers(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who plans knows what steps took, and what became of the drafts."""
+    """It plans, so it knows what steps took and what became of the drafts."""
     scheduler.planner.start(profiled_costs(), range(8))
     scheduler._log = PeriodicLog(scheduler.statistics, 0.0)
     plans(monkeypatch, 2, 2)
     with log_lines() as lines:
         run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 34)
-    (line,) = lines  # of 32 steps; the first has none before it to be timed by
+    (line,) = lines  # covers 32 steps; the first has no step before it to be timed by
     assert line.startswith("INFO DFlash planner: Drafted steps: 100%, Mean draft length: 2.00")
     assert "Mean acceptance length: 0.50 + 1, Step: " in line
 
@@ -477,7 +477,7 @@ def test_the_line_in_the_log_is_the_schedulers(
 def test_steps_without_a_block_are_skipped_ones(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those whose drafts come from texts."""
+    """Also if their drafts come from texts."""
     plans(monkeypatch, 3, runs_block=False)
     sent = run(scheduler, monkeypatch, [step({"a": 0}, {"a": 1}), step({"a": 0}, {"a": 1})])
     assert sent["skipped_steps"] == 2
@@ -486,7 +486,7 @@ def test_steps_without_a_block_are_skipped_ones(
 
 
 def test_a_fixed_length_is_counted(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody starts the planner."""
+    """The planner is never started."""
     sent = run(scheduler, monkeypatch, [step({"a": 7, "b": 7}, {"a": 1, "b": 8}, next_drafts=7)])
     counted = "drafted_steps", "drafted_requests", "planned_tokens"
     assert [sent.get(name) for name in counted] == [1, 2, 14]
@@ -495,7 +495,7 @@ def test_a_fixed_length_is_counted(scheduler: Any, monkeypatch: pytest.MonkeyPat
 def test_steps_are_judged_by_their_contexts(
     scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is known any more of a request that was aborted while its step ran."""
+    """The context of a request that was aborted while its step ran is no longer known."""
     asked = plans(monkeypatch, 0, 0, 0)
     scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
     assert asked[0][1].tolist() == [CONTEXT_TOKENS + 1] * 3
@@ -508,24 +508,24 @@ def test_steps_are_judged_by_their_contexts(
 def test_a_step_that_outlived_one_of_its_requests_teaches_no_times(
     scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asynchronously, as a rule, it was launched before anybody knew that the request had ended."""
+    """An asynchronous step usually starts before it is known that the request has ended."""
     both = {name: SimpleNamespace(num_computed_tokens=7) for name in "ab"}
     for requests in (both, both, {"b": both["b"]}, both):
         monkeypatch.setattr(Scheduler, "requests", requests)
         scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
     timed = [seen.target_seconds > 0.0 for seen, _ in observed]
-    assert timed == [False, True, False, True]  # nothing was before the first
+    assert timed == [False, True, False, True]  # there was no step before the first
 
 
 def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all sizes that they had at least, from what the device says in its own order."""
+    """For each size up to the tree's own. The device reports in an order of its own."""
     take_vllm_out(monkeypatch, 7, tree_nodes=31)
     scheduler: Any = DFlashAsyncScheduler()
     scheduled, output = step({"a": 15, "b": 15}, {"b": 3, "a": 5})
     table = np.zeros((2, 8 + 3 + 7))
     table[:, 0], table[:, 1] = BLOCK, 15
-    table[:, 6], table[:, 7] = [4, 5], [1, 3]  # of the chains of likeliest drafts
-    table[1, 8:11] = 4, 5, 5  # the other one had no tree
+    table[:, 6], table[:, 7] = [4, 5], [1, 3]  # of the likeliest chains
+    table[1, 8:11] = 4, 5, 5  # the other request had no tree
     OUTCOMES.attach(output, table)
     scheduler.update_from_output(scheduled, output)
     assert scheduler._tree_gain._trees.tolist() == [3, 4, 0]
@@ -533,14 +533,14 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was planned holds for the steps between, and for requests that are new in them; their
-    outputs are counted, and teach nothing."""
+    """A plan also applies to the steps before the next one, and to requests that are new in them.
+    The outputs of those steps are counted, and teach nothing."""
     is_due = Cadence.is_due
     take_vllm_out(monkeypatch, 7)
     monkeypatch.setattr(Cadence, "is_due", is_due)
     scheduler: Any = DFlashAsyncScheduler()
     scheduler.planner.start(profiled_costs(), [7], trims=True)
-    scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # one of ten
+    scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # plan one step of ten
     planned, observed = [], []
     plan, observe = scheduler.planner.plan, scheduler.planner.observe
     monkeypatch.setattr(
@@ -568,7 +568,7 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_between_two_plans_requests_at_their_ends_are_no_measure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each has what its own room allows, and a plan for nobody with room is none."""
+    """Each request has what its own room allows. A plan made while none has room does not count."""
     is_due = Cadence.is_due
     take_vllm_out(monkeypatch, 7)
     monkeypatch.setattr(Cadence, "is_due", is_due)

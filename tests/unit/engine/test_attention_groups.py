@@ -19,7 +19,7 @@ WINDOWS = {"draft.0": 20, "draft.1": None, "draft.2": 20}
 
 
 class Builder:
-    """A builder of metadata that works in memory that others may use, too."""
+    """A metadata builder with a workspace that other builders can share."""
 
     requires_block_table_width = False
 
@@ -36,7 +36,7 @@ class Builder:
 
 
 class Backend(CPUAttentionBackend):
-    """FlashInfer in name, or another one."""
+    """A backend named FlashInfer, or something else."""
 
     name = "FLASHINFER"
 
@@ -63,7 +63,7 @@ def group(layers: list[str]) -> AttentionGroup:
 
 
 def test_flashinfer_gets_a_group_for_each_window() -> None:
-    """The target's layers, which have one, keep together; nothing is left out."""
+    """The target's layers stay in one group, and no layer is left out."""
     whole, alone = group(LAYERS), group(["model.2"])
     groups = [alone, whole]
     set_windows_apart(groups, attentions(WINDOWS), "config", "cpu")  # type: ignore[arg-type]

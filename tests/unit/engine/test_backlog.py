@@ -17,11 +17,11 @@ WIDTH = 2
 BLOCK = 4
 NUM_BLOCKS = 32
 Rows = dict[int, tuple[list[float], int]]
-"""Features and position by slot."""
+"""Features and position of each slot."""
 
 
 class Cache:
-    """Stands for the context projection: remembers what was stored where."""
+    """Replaces the context projection; remembers what was stored where."""
 
     def __init__(self) -> None:
         self.rows: Rows = {}
@@ -46,16 +46,16 @@ def make(cache: Cache, capacity: int = 64) -> ContextBacklog:
 
 
 POSITIONS, SLOTS = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int64)
-"""Buffers that every step fills anew, as the model runner's are."""
+"""Buffers that every step overwrites, like the model runner's."""
 
 
 def row(slot: int, step: float = 0.0) -> tuple[list[float], int]:
-    """What a step hands over for a slot: no two of its numbers are alike, nor two steps'."""
+    """What a step hands over for a slot. All numbers differ, between slots and between steps."""
     return [1000 * step + slot, -slot], slot + 100
 
 
 def add(backlog: ContextBacklog, slots: list[int], step: float = 0.0) -> int:
-    """Rows for these slots, out of buffers that hold something else right afterwards."""
+    """Add rows for these slots, from buffers that are overwritten right afterwards."""
     features, positions = zip(*(row(slot, step) for slot in slots), strict=True)
     count = len(slots)
     SLOTS[:count], POSITIONS[:count] = torch.tensor(slots), torch.tensor(positions)
@@ -66,7 +66,7 @@ def add(backlog: ContextBacklog, slots: list[int], step: float = 0.0) -> int:
 
 
 def waiting(backlog: ContextBacklog) -> Rows:
-    """What would be stored; looks without settling anything."""
+    """Rows that would be stored, read without changing anything."""
     rows: Rows = {}
     for number in np.flatnonzero(backlog._row_of >= 0).tolist():
         features, position, slot = waiting_row(backlog, int(backlog._row_of[number]))
@@ -76,7 +76,7 @@ def waiting(backlog: ContextBacklog) -> Rows:
 
 
 def table(*requests: list[int]) -> np.ndarray:
-    """Block table of these requests, filled up with blocks that are not theirs."""
+    """Block table of these requests, padded with blocks that are not theirs."""
     width = max(map(len, requests))
     return np.array([blocks + [31] * (width - len(blocks)) for blocks in requests])
 
@@ -113,7 +113,7 @@ def test_rows_that_are_stored_at_once_replace_those_that_waited() -> None:
 
 
 def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
-    """Nothing settles in between, neither by looking nor otherwise."""
+    """Neither a look nor another call settles anything in between."""
     cache = Cache()
     backlog = make(cache)
     add(backlog, [4, 5, 6], 1.0)
@@ -131,7 +131,7 @@ def test_a_ring_starts_over_where_rows_do_not_fit_behind_the_last() -> None:
     backlog = make(cache, capacity=64)
     for step in range(7):
         add(backlog, [*range(8 * step, 8 * step + 8)], float(step))
-    backlog.drop([0, 1, 2, 3], BLOCK)  # the first two steps', so nothing is in the way
+    backlog.drop([0, 1, 2, 3], BLOCK)  # the rows of the first two steps, so nothing is in the way
     new = [*range(100, 112)]
     assert add(backlog, new, 9.0) == 0
     expected = {slot: row(slot, float(slot // 8)) for slot in range(16, 56)}
@@ -159,7 +159,7 @@ def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
 
 
 def test_only_blocks_of_the_context_count() -> None:
-    """A block table holds what was given for drafts, and anything behind it."""
+    """A block table also has blocks for drafts, and then anything."""
     backlog = make(Cache())
     add(backlog, [4, 8, 12])
     assert backlog.count(table([1, 2, 3]), np.array([4])).tolist() == [1]
@@ -168,7 +168,7 @@ def test_only_blocks_of_the_context_count() -> None:
 
 
 def test_each_request_has_its_own_blocks_and_no_more() -> None:
-    """The shorter ones' tables go on with blocks of others, in which rows wait as well."""
+    """The tables of shorter requests go on with others' blocks, in which rows wait as well."""
     backlog = make(Cache())
     add(backlog, [4, 5, 8, 12, 13, 14, 16])  # blocks 1, 2, 3 and 4
     blocks = table([1, 2, 3], [3, 4, 1], [4, 3, 2], [2, 1, 3])
@@ -182,7 +182,7 @@ def test_each_request_has_its_own_blocks_and_no_more() -> None:
 
 
 def test_a_ring_gives_out_its_rows_in_turn() -> None:
-    """What does not fit behind the last row begins anew; the oldest that are in the way go."""
+    """Rows that do not fit after the last one start over; the oldest rows in the way are stored."""
     cache = Cache()
     backlog = make(cache, capacity=16)  # looks four ahead
     slots = iter(range(100))
@@ -201,7 +201,7 @@ def test_a_ring_gives_out_its_rows_in_turn() -> None:
 
 
 def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
-    """Also where the owner's blocks are larger."""
+    """Also if the new owner's blocks are larger."""
     cache = Cache()
     backlog = make(cache)
     add(backlog, [4, 5, 8, 16])
@@ -255,13 +255,13 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tensors_of(made)[1].dtype == torch.int64
         return [tuple(buffer.shape) for buffer in tensors_of(made)]
 
-    assert sizes(10) == [(50, 10), (50,)]  # by its bytes
-    assert sizes(1) == [(400, 1), (400,)]  # by its rows
+    assert sizes(10) == [(50, 10), (50,)]  # limited by bytes
+    assert sizes(1) == [(400, 1), (400,)]  # limited by rows
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """What happens to blocks: rows are added to some, some change hands, some are drafted."""
+    """Events: rows are added to blocks, blocks change owners, blocks are drafted."""
     blocks = st.integers(0, 7)
     steps = draw(
         st.lists(
@@ -269,7 +269,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
                 st.tuples(
                     st.just("add"), st.sets(st.integers(0, 8 * BLOCK - 1), min_size=1, max_size=5)
                 ),
-                st.tuples(st.just("drop"), st.lists(blocks, max_size=4)),  # given back and taken
+                st.tuples(st.just("drop"), st.lists(blocks, max_size=4)),  # freed and taken again
                 st.tuples(st.just("store"), st.sets(blocks, min_size=1, max_size=3)),
             ),
             max_size=30,
@@ -282,10 +282,10 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
 def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
     history: list[tuple[str, list[int]]], capacity: int
 ) -> None:
-    """Features, positions and slots, after every step, however small the ring."""
+    """Compares features, positions and slots after every step, however small the ring."""
     cache = Cache()
     backlog = make(cache, capacity)
-    newest: Rows = {}  # of every slot since its block changed hands
+    newest: Rows = {}  # newest row of each slot since its block changed owners
     for number, (what, which) in enumerate(history):
         if what == "add":
             add(backlog, which, float(number))

@@ -1,4 +1,4 @@
-"""What is made of the drafter's logits, with a model whose logits are written down."""
+"""What becomes of the drafter's logits, with a model whose logits are given."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vllm_dflash.engine.v1.block_forward import BlockForward
 
 NAN, INF = math.nan, math.inf
 NO_BLOCKS = np.zeros(0, np.int64), np.zeros(0, np.int32), None
-"""Which row belongs to which block is of no interest to DFlash."""
+"""DFlash does not need to know which row belongs to which block."""
 
 
 class Fake:
-    """A drafter whose hidden states are its logits; its vocabulary is the target's, backwards."""
+    """A drafter whose hidden states are its logits. Its vocabulary is the target's in reverse."""
 
     has_candidates = False
 
@@ -44,7 +44,7 @@ def model() -> Fake:
 
 @pytest.fixture
 def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
-    """Without an engine's forward context around the model."""
+    """A block forward without an engine's forward context around the model."""
     settings = SimpleNamespace(use_local_argmax_reduction=False)
     config: Any = SimpleNamespace(speculative_config=settings)
     made = BlockForward(model, config)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
 
 
 def logits(*shares: float) -> list[float]:
-    """Logits of which these are the probabilities, whatever is added to all of them."""
+    """Logits with these probabilities. A constant is added to all, which changes nothing."""
     return [math.log(share) + 3.5 for share in shares]
 
 
@@ -65,7 +65,7 @@ def logits(*shares: float) -> list[float]:
 def test_the_most_likely_token_and_its_probability(block: BlockForward, dtype: torch.dtype) -> None:
     rows = [logits(0.7, 0.1, 0.1, 0.1), logits(0.2, 0.25, 0.15, 0.4), logits(0.1, 0.6, 0.1, 0.2)]
     tokens, probability = block.pick(torch.tensor(rows, dtype=dtype), *NO_BLOCKS)
-    assert tokens == [103, 100, 102]  # numbered as the target's
+    assert tokens == [103, 100, 102]  # numbered like the target's
     assert probability == pytest.approx(
         [0.7, 0.4, 0.6], rel=0.03 if dtype == torch.bfloat16 else 1e-5
     )
@@ -78,13 +78,13 @@ def test_the_most_likely_token_and_its_probability(block: BlockForward, dtype: t
         ([NAN] * 4, False),
         ([0.0, INF, 0.0, 0.0], False),
         ([-INF] * 4, False),
-        ([0.0, -INF, -INF, -INF], True),  # a token that cannot be is none to worry about
+        ([0.0, -INF, -INF, -INF], True),  # impossible tokens do no harm
     ],
 )
 def test_confidence_is_a_probability_whatever_the_logits(
     block: BlockForward, bad: list[float], finite: bool
 ) -> None:
-    """Also behind a row that is not finite, and never NaN: the planner would take it as it is."""
+    """Also after a row that is not finite, and never NaN: the planner does not check it."""
     rows = torch.tensor([bad, logits(0.1, 0.6, 0.1, 0.2), bad])
     tokens, probability = block.pick(rows, *NO_BLOCKS)
     assert probability == pytest.approx([float(finite), 0.6, float(finite)])
@@ -92,7 +92,7 @@ def test_confidence_is_a_probability_whatever_the_logits(
 
 
 def test_each_requests_drafts_and_confidence_in_order(block: BlockForward, model: Fake) -> None:
-    """Two requests of three and one draft; the bonus rows predict nothing."""
+    """Two requests with three drafts and one; the bonus rows predict nothing."""
     inputs = block_inputs(
         np.array([5, 9, 2]),
         np.array([3, 0, 1]),
@@ -137,7 +137,7 @@ def test_drafts_behind_a_row_that_is_not_finite_are_dropped(
 def test_attention_is_told_of_each_block(
     block: BlockForward, model: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of the drafted requests alone, and each one's own blocks and length."""
+    """It gets rows of drafted requests only, each with its own blocks and length."""
     seen: dict[str, Any] = {}
 
     class Group:
@@ -172,7 +172,7 @@ def test_attention_is_told_of_each_block(
 
 
 class FollowingTokens:
-    """Scores by which each token is followed by the next one, whatever its logit."""
+    """Scores that make each token follow the number before it, whatever the logits."""
 
     def __init__(self) -> None:
         self.newest: list[list[float] | None] = []
@@ -196,7 +196,7 @@ class FollowingTokens:
 def test_walks_along_each_block_by_itself(
     block: BlockForward, model: Any, reads_newest: bool
 ) -> None:
-    """Blocks of one, three and two rows, the likeliest candidate of which is never the one."""
+    """Blocks of one, three and two rows. The likeliest candidate is never the right one."""
     model.has_candidates, model.score_candidates = True, FollowingTokens()
     model.context = SimpleNamespace(fuse=lambda features: features + 1)
     candidates = torch.tensor(
@@ -209,6 +209,6 @@ def test_walks_along_each_block_by_itself(
     newest = torch.tensor([[10.0], [20.0], [30.0]]) if reads_newest else None
     tokens, probability = block.pick(torch.zeros(6, 4), lengths, bonus, newest)
     assert tokens[:5] == [5, 21, 22, 23, 31]
-    # Width by width, each with its own context.
+    # One call for each width, each block with its own context.
     assert model.score_candidates.newest == ([[11], [31], [21]] if reads_newest else [None] * 3)
     assert probability == pytest.approx([1.0] * 5 + [0.0])

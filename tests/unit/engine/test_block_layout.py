@@ -35,7 +35,7 @@ def test_kept_rows_are_all_but_each_tail(batch: tuple[list[int], list[int]]) -> 
         first += count
     rows = kept_rows(np.cumsum([0, *counts]), np.array(rejected))
     assert rows.tolist() == expected
-    assert rows.dtype == np.int64  # indices of torch's
+    assert rows.dtype == np.int64  # torch indexes with int64
 
 
 requests = st.lists(
@@ -50,7 +50,7 @@ def test_draft_limits_look_at_one_request_each(
     contexts, limits, may = (np.array(column) for column in zip(*batch, strict=True))
     lengths = draft_limits(contexts, limits, wanted, may)
     for (context, limit, may_draft), length in zip(batch, lengths.tolist(), strict=True):
-        # Context, bonus token, drafts and the token behind them must fit.
+        # Context, bonus token, drafts and the token after them must fit.
         fits = [k for k in range(wanted + 1) if k == 0 or context + 1 + k + 1 <= limit]
         assert length == (max(fits) if may_draft else 0)
 
@@ -96,7 +96,7 @@ def test_bonus_token_is_the_last_valid_one(batch: list[tuple[int, bool]]) -> Non
     sampled = np.full((len(batch), width), -1, dtype=np.int32)
     for row, (accepted, _) in enumerate(batch):
         sampled[row, : accepted + 1] = np.arange(accepted + 1) + 10 * row % vocab_size
-    sampled[0, 1:] = vocab_size  # beyond the vocabulary: no tokens
+    sampled[0, 1:] = vocab_size  # outside the vocabulary: not tokens
     discarded = np.array([is_discarded for _, is_discarded in batch])
     bonus, counts = bonus_tokens(sampled, discarded, vocab_size)
     for row, (accepted, is_discarded) in enumerate(batch):
@@ -108,7 +108,7 @@ def test_bonus_token_is_the_last_valid_one(batch: list[tuple[int, bool]]) -> Non
 
 @pytest.mark.parametrize("width", [1, 4], ids=["nobody had drafts", "some had drafts"])
 def test_a_step_without_drafts_has_one_column(width: int) -> None:
-    """As most steps of a busy engine are; to the same effect as the general case."""
+    """Most steps of a busy engine are like this. The result must be that of the general case."""
     vocab_size = 50
     newest = [5, -1, 0, 49, 50, 7, -1, 0]
     discarded = np.array([False] * 5 + [True] * 3)
@@ -118,7 +118,7 @@ def test_a_step_without_drafts_has_one_column(width: int) -> None:
     assert counts.tolist() == [1, 0, 1, 1, 0, 0, 0, 0]
     assert bonus[counts > 0].tolist() == [5, 0, 49]
     assert bonus.shape == counts.shape == (8,)
-    assert counts.dtype == np.int32  # as vLLM's own
+    assert counts.dtype == np.int32  # like vLLM's
 
 
 def test_bonus_tokens_by_hand() -> None:
@@ -129,7 +129,7 @@ def test_bonus_tokens_by_hand() -> None:
     assert bonus[counts > 0].tolist() == [9, 8, 2, 5]
     assert counts.dtype == np.int32
     bonus, counts = bonus_tokens(np.array([[3, 4], [8, -1]]), np.zeros(2, dtype=bool), 10)
-    assert (bonus.tolist(), counts.tolist()) == ([4, 8], [2, 1])  # of one draft each
+    assert (bonus.tolist(), counts.tolist()) == ([4, 8], [2, 1])  # one draft each
 
 
 def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
@@ -155,7 +155,7 @@ def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
 
 
 def test_slots_of_a_large_cache_do_not_overflow() -> None:
-    """Block numbers come as int32; slots behind 2**31 do not fit in that."""
+    """Block numbers come as int32, which is too small for slots from 2**31 on."""
     table = np.array([[2**30]], dtype=np.int32)
     got = block_inputs(np.array([1]), np.array([1]), np.array([7]), MASK, table, CACHE_BLOCK)
     assert got.slots.tolist() == [2**32 + 1, 2**32 + 2]

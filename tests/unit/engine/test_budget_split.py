@@ -1,4 +1,4 @@
-"""A budget split on the device, against vLLM's own in PyTorch; in Triton's interpreter."""
+"""Splitting a budget on the device, against vLLM's own in PyTorch; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ends(NamedTuple):
 def split_of(
     chances: torch.Tensor, slots: list[int], drafts: list[int], others: list[int], budget: int
 ) -> Ends:
-    """Into memory that holds something else."""
+    """Split a budget, into memory that holds something else."""
     ends = Ends(*torch.full((2, len(chances) + 1), 99, dtype=torch.int32))
     rows = torch.tensor([drafts, others], dtype=torch.int32)
     split(chances, torch.tensor(slots), rows, budget, BONUS, *ends)
@@ -67,9 +67,9 @@ def test_the_likeliest_drafts_as_vllm_would_have(
 
 
 def test_of_equally_likely_drafts_the_first_requests_are_kept() -> None:
-    """vLLM's picks any. Those of a slot that is not in the batch do not count."""
+    """vLLM's split picks any of them. The slot that is not in the batch does not count."""
     chances = torch.tensor([[1.0, 0.5], [1.0, 1.0], [0.5, 1.0], [1.0, 0.5]])
-    # Survival 1 and 0.5, 0.5 and 0.5, 1 and 0.5.
+    # Survival is 1 and 0.5, 0.5 and 0.5, 1 and 0.5.
     for budget, kept in (
         (0, [0, 0, 0]),
         (1, [1, 0, 0]),
@@ -86,7 +86,7 @@ def test_of_equally_likely_drafts_the_first_requests_are_kept() -> None:
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize("share", [0, 3, 6])
 def test_samplers_that_share_a_batch_are_told_what_was_admitted(copies: bool, share: int) -> None:
-    """As vLLM's own tells them: nothing where the host knows."""
+    """As vLLM's own manager tells them: nothing if the host knows."""
     width, count = 3, 4
     chances = torch.rand(6, width, generator=torch.Generator().manual_seed(1))
     slots, drafts, others = torch.tensor([4, 0, 5, 2]), [3, 0, 1, 2], [1, 1, 4, 1]

@@ -1,4 +1,4 @@
-"""The process that compiles planning while models load, with another program in its place."""
+"""The process that compiles planning while models load, replaced by another program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_dflash.planning import rehearsal
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where nothing is compiled yet."""
+    """A folder where nothing is compiled yet."""
     folder = tmp_path / "cache"
     monkeypatch.setattr(rehearsal, "FOLDER", str(folder))
     return folder
@@ -23,14 +23,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """What this process does itself."""
+    """Rehearsals that this process runs itself."""
     asked: list[tuple[str, int, int]] = []
     monkeypatch.setattr(compile_aside, "rehearse", lambda *sizes: asked.append(sizes))
     return asked
 
 
 def runs_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
-    """A Python whose arguments are left in the file that is returned."""
+    """Replace Python with a script; its arguments are written to the returned file."""
     program, told = folder / "program", folder / "told"
     program.write_text(f'#!/bin/sh\necho "$@" > {told}\n{script}\n')
     program.chmod(0o755)
@@ -53,7 +53,7 @@ def test_a_first_start_compiles_for_its_runner_and_waits(
 def test_it_keeps_off_the_cores_that_the_worker_is_bound_to(
     monkeypatch: pytest.MonkeyPatch, own: set[int], left: set[int]
 ) -> None:
-    """On which vLLM compiles the models meanwhile."""
+    """vLLM compiles the models on those cores meanwhile."""
     bound: dict[int, set[int]] = {}
     cores = {0: own, os.getppid(): {0, 1, 2, 3}}
     monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
@@ -125,7 +125,7 @@ def test_no_room_for_a_process_is_no_reason_not_to_start(
 def test_another_installation_is_not_taken_for_this_one(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not rehearsal.is_rehearsed("v1")  # makes the folder
+    assert not rehearsal.is_rehearsed("v1")  # creates the folder
     rehearsal._note("v1").touch()
     assert rehearsal.is_rehearsed("v1")
     monkeypatch.setattr("numba.__version__", "another")

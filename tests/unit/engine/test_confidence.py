@@ -1,4 +1,4 @@
-"""How sure the drafter is of each token, on the device; in Triton's interpreter."""
+"""How sure the drafter is of each token, computed on the device; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_dflash.engine.v2.confidence import TILE
 pytestmark = [
     pytest.mark.usefixtures("runner"),
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    # What is computed of rows that are not finite is not used.
+    # Results of rows that are not finite are not used.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -41,17 +41,17 @@ def check(logits: torch.Tensor, num_rows: int | None = None) -> None:
     )
 )
 def test_rows_of_anything(rows: list[list[float]]) -> None:
-    """Among them ties, rows with nothing in them but -inf, and numbers that exp does not take."""
+    """Includes ties, rows of -inf only, and numbers that are too large for exp."""
     check(torch.tensor(rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 9, TILE, TILE + 1, 3 * TILE + 17])
 def test_the_likeliest_token_and_its_probability(vocab_size: int, dtype: torch.dtype) -> None:
-    """However many parts a row is read in; in bfloat16 several are likeliest."""
+    """Whatever the number of parts a row is read in. In bfloat16 several tokens are likeliest."""
     random = torch.Generator().manual_seed(0)
     logits = 4.0 * torch.randn(5, vocab_size + 3, generator=random)
-    check(logits.to(dtype)[:, :vocab_size])  # rows lie further apart than they are long
+    check(logits.to(dtype)[:, :vocab_size])  # the stride is longer than a row
     check(logits.to(dtype)[:, :vocab_size], num_rows=3)
 
 
@@ -71,7 +71,7 @@ def test_ties_between_parts_go_to_the_first() -> None:
 
 
 def test_a_part_of_nothing_but_minus_infinity() -> None:
-    """As where a bias forbids a stretch of the vocabulary."""
+    """As if a bias forbids a stretch of the vocabulary."""
     logits = torch.full((1, 2 * TILE), -INF)
     check(logits)
     logits[0, TILE + 3] = -50.0
@@ -80,9 +80,9 @@ def test_a_part_of_nothing_but_minus_infinity() -> None:
 
 
 def test_logits_further_apart_than_32_bits_count() -> None:
-    """The last row's first logit is number 2^32 - 16, which in 32 bits is 16 before the first.
+    """The last row's first logit has index 2^32 - 16, which in 32 bits is 16 before the first.
 
-    Memory that nobody touches is not there: of all these, the rows are.
+    Memory that is never touched takes no space, so only the rows do.
     """
     apart, size = (1 << 31) - 8, 5
     memory = torch.empty(16 + 2 * apart + size, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Drafts that nobody waits for: what is counted, and when."""
+"""Drafts that the host does not wait for: what is counted, and when."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +11,14 @@ from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]
-"""What became of each one's drafts."""
+"""What became of each request's drafts."""
 SOURCE = [BLOCK, BLOCK, NOBODY, NOBODY, BLOCK, TEXT]
 ADMITTED = [7, 2, 0, 0, 3, 5]
 SAMPLED = [[5] * 4, [5] * 3, [5], [], [5], [5] * 6]
 
 
 def run() -> tuple[DraftStatistics, CountedOutput]:
-    """A step whose output is not fetched yet."""
+    """A step whose output has not been fetched yet."""
     output: Any = SimpleNamespace(
         model_runner_output=SimpleNamespace(kv_connector_output="of a connector"),
         get_output=lambda: SimpleNamespace(req_ids=NAMES, sampled_token_ids=SAMPLED),
@@ -28,15 +28,15 @@ def run() -> tuple[DraftStatistics, CountedOutput]:
     of_device[:, 0], of_device[:, 1] = torch.tensor(SOURCE), torch.tensor(ADMITTED)
     of_device[:, 2], of_device[:, 8:11], of_device[:, 11], of_device[1, 12:] = 9.0, 3.0, 0.25, -1.0
     report = HostCopy(of_device)
-    of_device.fill_(99)  # the next step's
+    of_device.fill_(99)  # overwritten by the next step
     return statistics, CountedOutput(output, report, statistics)
 
 
 def test_drafts_verified_and_accepted() -> None:
-    """Also where the device has dropped some: it says how many it kept."""
+    """Also if the device dropped some: it reports how many it kept."""
     statistics, output = run()
-    statistics.nan_drafts = 4  # of steps before
-    assert statistics.draft_tokens == 0  # nobody has waited yet
+    statistics.nan_drafts = 4  # from earlier steps
+    assert statistics.draft_tokens == 0  # the output was not fetched yet
     assert output.get_output().sampled_token_ids is SAMPLED
     found = statistics.verifications, statistics.draft_tokens, statistics.accepted_tokens
     assert found == (4, 17, 10)
@@ -55,7 +55,7 @@ def test_what_the_device_saw_goes_to_the_scheduler() -> None:
     assert outcomes.matches.tolist() == [9] * len(NAMES)
     assert outcomes.if_cut.tolist() == [[3] * 3] * len(NAMES)
     assert outcomes.confidence[:, 0].tolist() == [0.25] * len(NAMES)
-    assert not outcomes.confidence[:, 1:].any()  # without a chance, where it was not finite
+    assert not outcomes.confidence[:, 1:].any()  # 0 if it was not finite
     assert outcomes.confidence.shape == (len(NAMES), 7)
 
 

@@ -1,4 +1,4 @@
-"""Which drafts are chosen on the device, and what it learns of them, against Python written out; in
+"""Which drafts the device chooses and what it learns from them, against plain Python; in
 Triton's interpreter."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 def test_drafts_are_chosen_and_graded_as_by_hand(
     seed: int, width: int, num_requests: int, looks_up: bool
 ) -> None:
-    """Over several steps, in some of which the drafter rests; slots in no order, others left
-    alone."""
+    """Several steps, in some of which the drafter rests. The slots are in no order, and other slots
+    do not change."""
     world = World(7, width, seed)
     for number in range(4):
         if number == 2:
@@ -49,7 +49,7 @@ def test_more_requests_than_are_graded_at_a_time() -> None:
 
 
 def batch_of(slots: list[int], sampled: list[int], newest: list[int]) -> Batch:
-    """A batch whose texts nobody reads."""
+    """A batch whose texts are not read."""
     there, came = torch.tensor(slots), torch.tensor(sampled, dtype=torch.int32)
     nothing = torch.zeros(0)
     return Batch(there, came, 0 * came, nothing, nothing, torch.tensor(newest)[:, None])
@@ -61,7 +61,7 @@ def drafts_of(tokens: list[list[int]], confidence: list[list[float]]) -> Drafts:
 
 
 def test_drafts_that_are_surely_accepted_promise_no_more_than_that() -> None:
-    """A bias above 1 corrects chances to 1 at most; what is handed over multiplies up to them."""
+    """A bias above 1 corrects survival to 1 at most. The chances handed over multiply to that."""
     slots, drafts = DraftSlots(1, 3, CPU), drafts_of([[4, 5, 6]], [[0.9, 0.8, 0.1]])
     for bias in (slots.records[0, 2:4], slots.records[0, 4:6], *slots.everybody):
         bias.copy_(torch.tensor([10.0, 30.0]))
@@ -76,7 +76,7 @@ def test_drafts_that_are_surely_accepted_promise_no_more_than_that() -> None:
 
 
 def test_agreement_with_the_block_makes_a_text_surer() -> None:
-    """So that it is chosen where the block alone would have been."""
+    """The text is then chosen where the block alone would have been."""
     slots, found = DraftSlots(2, 3, CPU), TextLookUp(2, 8, 3, CPU)
     found.tokens[:], found.matches[:] = torch.tensor([4, 5, 6]), 2
     drafts = drafts_of([[4, 5, 0], [0, 5, 0]], [[0.8] * 3] * 2)
@@ -96,7 +96,7 @@ def test_without_block_and_text_the_last_token_is_repeated() -> None:
 
 
 def test_drafts_that_are_not_finite_are_told_from_none() -> None:
-    """They are counted; a request in its prompt, and a step without a block, had none."""
+    """They are counted. A request in its prompt has none, nor has a step without a block."""
     slots, drafts = DraftSlots(2, 3, CPU), drafts_of([[4] * 3] * 2, [[0.5, 0.0, 0.5]] * 2)
     for has_block, expected in ((True, [[0.0] * 3, [0.5, -1.0, 0.5]]), (False, [[0.0] * 3] * 2)):
         choose(slots, batch_of([1, 0], [1, 0], [8, 9]), drafts, None, has_block=has_block)
@@ -104,7 +104,7 @@ def test_drafts_that_are_not_finite_are_told_from_none() -> None:
 
 
 def test_new_requests_start_from_nothing() -> None:
-    """What others have is left alone."""
+    """Other slots do not change."""
     slots = DraftSlots(3, 2, CPU)
     before = [each.data_ptr() for each in tensors_of(slots)]
     slots.records.fill_(1)

@@ -1,4 +1,4 @@
-"""How many drafts of a step are verified where the device trims: what the number is asked for."""
+"""How many drafts of a step are verified if the device trims, and from what this is decided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = np.array([200, 9000, 50, 450, 90, 250], np.int32)
 
 
 def bare(chances: float | Floats = 0.5) -> Any:
-    """A budget of six slots; `chances` are those that the host has by now, [6, 3]."""
+    """A budget of six slots; `chances` are those that have arrived on the host, [6, 3]."""
     states = SimpleNamespace(
         max_num_reqs=SLOTS,
         req_id_to_index=PLACES,
@@ -49,7 +49,7 @@ def bare(chances: float | Floats = 0.5) -> Any:
 
 
 def decode(budget: Any, directions: Directions, chance: float = 0.5, *, rows: int = 4) -> int:
-    """Drafts that are verified in a step of one request; those it makes have so good a chance."""
+    """Run a step of one request whose new drafts have this chance; return how many are verified."""
     budget.expect(directions)
     found = budget.get_num_tokens({"decodes": rows}, DRAFTS) - rows + K
     batch: Any = SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([PLACES["decodes"]]))
@@ -62,7 +62,7 @@ def fresh_recent() -> RecentChances:
 
 
 def expected_of(recent: RecentChances) -> list[float]:
-    """Sampled chances of the request that decodes."""
+    """Sampled chances of the request `decodes`."""
     return recent.sample(np.array([PLACES["decodes"]]), np.array([K]))[0].tolist()
 
 
@@ -75,7 +75,7 @@ def learned(factor: float) -> Learned:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the number was asked for; it is 5."""
+    """What the number was asked for; it is always 5."""
     seen: list[Any] = []
 
     def best(*what: Any) -> int:
@@ -88,8 +88,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("runs_block", [True, False])
 def test_five_requests(asked: list[Any], runs_block: bool) -> None:
-    """Among the inner ones, one has no drafts and one is in its prompt; one is at its limit, and
-    one new, with placeholders; slots are no batch rows, nor in their order."""
+    """Among the inner requests, one has no drafts and one is in its prompt. One request is at its
+    limit, and one is new, with placeholders. Slots are not batch rows, nor in their order."""
     random = np.random.default_rng(0)
     chances = random.random((SLOTS, K)).astype(np.float32)
     budget, recent = bare(chances), RecentChances(SLOTS, K)
@@ -105,7 +105,7 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     ((*what, scores, steps, most, min_verified),) = asked
     assert what == [costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block)]
     assert (most, min_verified) == (7, 0)
-    known = np.array([4, 3, 5])  # of the others, the host has somebody else's, or none
+    known = np.array([4, 3, 5])  # for the others, the host has another request's chances, or none
     recent.add(known, chances[known])
     expected, expected_steps = recent.sample(np.array([4, 5, 2]), np.array([3, 1, 3]))
     assert steps == expected_steps
@@ -134,7 +134,7 @@ def test_without_drafts_nobody_asks(
 
 
 def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
-    """Drafts are never right. What a step directs holds for the drafts it makes."""
+    """Drafts are never right here. A step's directions apply to the drafts that it makes."""
     budget = bare(0.0)
     budget.costs = straight_costs()
     found = [
@@ -152,10 +152,10 @@ def test_drafts_that_are_surely_right_all_go() -> None:
 
 
 def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
-    """And chances are not sent to the host."""
+    """Chances are then not sent to the host."""
     budget = bare()
     budget.costs = straight_costs()
-    for chance in (0.0, 1.0):  # what a plan finds, and what the steps behind it do not look at
+    for chance in (0.0, 1.0):  # seen by the plan; the steps after it do not look
         planned = [decode(budget, Directions(runs_block=True), chance) for _ in range(60)]
         sent = len(budget._sent)
         repeat = Directions(runs_block=True, is_anew=False)
@@ -166,7 +166,7 @@ def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
 
 
 def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
-    """vLLM's own would have the best ones. Other slots are left alone."""
+    """vLLM would give them the best chances. Other slots do not change."""
     budget = bare()
     for _ in range(MOST_STEPS):
         budget.recent.add(np.arange(SLOTS), np.full((SLOTS, K), 0.1))
@@ -181,8 +181,8 @@ def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
 
 
 def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
-    """Nothing is likely behind them, where texts say nothing. The host has those of three steps
-    ago, for the drafts of the last one."""
+    """After them no draft is likely, unless a text predicts it. The host has the chances of three
+    steps ago, and decides about the drafts of the last step."""
     budget = bare(0.0)
     budget.costs = straight_costs()
     is_known = []
@@ -190,7 +190,7 @@ def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
         decode(budget, Directions(runs_block), 0.0)
         is_known.append(expected_of(budget.recent) != expected_of(fresh_recent()))
         budget.recent = fresh_recent()
-    # Behind two steps that were alike: none before the first, or blocks.
+    # Known if both steps are alike: both ran a block, or neither, as before the first step.
     assert is_known == [True, True, False, False, True]
 
 
@@ -198,7 +198,7 @@ def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
 def test_how_a_budget_is_split_is_compiled_beforehand(
     monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    """For few requests, and for as many as there can be."""
+    """For few requests, and for the most there can be."""
     seen: list[list[int]] = []
     monkeypatch.setattr(module, "split", lambda _, slots, *__: seen.append(slots.tolist()))
     budget = bare()
@@ -209,11 +209,11 @@ def test_how_a_budget_is_split_is_compiled_beforehand(
 
 
 def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests() -> None:
-    """The host's are two steps old: those of a request's first drafts are there three steps behind
-    the last chunk of its prompt, of which those before had none."""
+    """The host's chances are two steps old. Those of a request's first drafts are there three steps
+    after the last chunk of its prompt; the chunks before it had no drafts."""
     budget = bare(0.1)
     budget.costs = straight_costs()
-    for _ in range(4):  # so that all steps are alike
+    for _ in range(4):  # make all steps alike
         decode(budget, Directions(runs_block=True), 0.1)
     budget.recent = fresh_recent()
     budget.add_request(4)
@@ -227,7 +227,7 @@ def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests(
 
 
 def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
-    """It has no drafts of which a step would be a sample."""
+    """A prompt has no drafts that a step could sample."""
     budget = bare()
     budget.costs = straight_costs()
     for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
@@ -236,7 +236,7 @@ def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[A
 
 
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
-    """Into the same memory; before anything is known, and without news, nothing changes."""
+    """Into the same memory. Without news, or before costs are known, nothing changes."""
     budget = bare()
     budget.expect(Directions(runs_block=True, learned=learned(2.0)))
     assert budget.costs is None
@@ -249,8 +249,8 @@ def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
 
 
 def test_until_costs_are_known_all_drafts_are_verified() -> None:
-    """And vLLM profiles nothing for tables that nobody reads, in batches whose blocks may have more
-    rows than there is room for."""
+    """vLLM then profiles nothing for tables that are not used, in batches whose blocks may have
+    more rows than fit."""
     budget = bare()
     assert budget.get_num_tokens(ROWS, DRAFTS) == sum(ROWS.values())
     assert [*budget.batches_to_profile([1, 2, 4])] == []

@@ -1,4 +1,5 @@
-"""The file of what was learned: whose it is, that nobody reads half of it, when it is written."""
+"""The file of estimates: which engine it belongs to, that it is never read half-written, and when
+it is written."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ OPTIONS = Mode(MOST_FREE, MAX_DRAFT, "adaptive", parse_config("z-lab/it", QWEN))
 
 
 def vllm_config(options: Mode = OPTIONS, **changes: Any) -> Any:
-    """As much of vLLM's as the key asks; changes are those of its parts, by name."""
+    """As much of vLLM's config as the key reads; `changes` replaces fields, by name."""
     parts: dict[str, dict[str, Any]] = {
         "model_config": {
             "model": "Qwen/target",
@@ -183,7 +184,7 @@ def test_bytes_and_folders_are_not_used(file: EstimatesFile) -> None:
 
 
 def test_nobody_reads_half_a_file(file: EstimatesFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that dies leaves the file before it as it was, and nothing else."""
+    """A writer that dies leaves the old file as it was, and nothing else."""
     known = learned()
     file.write(known.to_dict())
 
@@ -201,7 +202,7 @@ def test_nobody_reads_half_a_file(file: EstimatesFile, monkeypatch: pytest.Monke
 
 
 def test_several_may_write(file: EstimatesFile) -> None:
-    """At once, and one reads meanwhile."""
+    """At the same time, while another reads."""
     each = [learned(steps).to_dict() for steps in (20, 40, 60)]
     file.write(each[0])
     writers = [
@@ -220,7 +221,7 @@ def test_several_may_write(file: EstimatesFile) -> None:
 
 
 class Written:
-    """Stands for a file, and counts."""
+    """Replaces a file; counts how often it is written."""
 
     def __init__(self, *, is_there: bool = True) -> None:
         self.recalled = planner().estimates() if is_there else None
@@ -260,7 +261,7 @@ def test_when_it_is_written() -> None:
     ticked(keeper, LEAST_STEPS - 1)
     assert file.times == 2
     keeper.close()
-    assert file.times == 2  # too few steps since
+    assert file.times == 2  # too few steps since then
     ticked(keeper, 2)
     keeper.close()
     keeper.close()
@@ -268,7 +269,7 @@ def test_when_it_is_written() -> None:
 
 
 def test_what_the_first_start_has_measured_is_kept_at_once() -> None:
-    """So the next one starts sooner, however soon this one ends."""
+    """The next start is then faster, however soon this engine ends."""
     file: Any = Written(is_there=False)
     keeper = EstimatesKeeper(file, planner(), clock=lambda: 0.0)
     ticked(keeper, 1)
@@ -347,7 +348,7 @@ def test_a_file_is_there_if_it_was_asked_for(
 def test_what_rank_0_reads_is_recalled_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may have no such file, or another one, which they do not look at."""
+    """Other ranks may have no such file, or another one, which they do not read."""
     config, known = vllm_config(replace(OPTIONS, estimates_folder=str(tmp_path))), learned()
     asked: list[Any] = []
     monkeypatch.setattr(estimates_file, "get_tensor_model_parallel_rank", lambda: 1)

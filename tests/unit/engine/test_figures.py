@@ -69,7 +69,7 @@ def test_the_rest_is_sent_when_the_engine_runs_dry(now: SimpleNamespace) -> None
     statistics.skipped_steps, now.seconds = 1, 100.5
     assert to_send.take() == {"skipped_steps": 1_000_000}
     statistics.skipped_steps, now.seconds = 2, 101.4
-    assert to_send.tick() is None  # a second after that, not after the start
+    assert to_send.tick() is None  # a second after `take`, not after the start
 
 
 def test_nothing_is_lost_in_rounding(now: SimpleNamespace) -> None:
@@ -107,7 +107,7 @@ def test_a_worker_sends_the_rest_with_the_output_without_tokens(
 ) -> None:
     sent = run_dry(worker, monkeypatch, EMPTY_MODEL_RUNNER_OUTPUT)
     assert FIGURES_SENT.on(sent) == {"drafted_steps": 1_000_000}
-    assert FIGURES_SENT.on(EMPTY_MODEL_RUNNER_OUTPUT) is None  # vLLM's, for all who have none
+    assert FIGURES_SENT.on(EMPTY_MODEL_RUNNER_OUTPUT) is None  # vLLM's, shared by all empty outputs
     assert sent.req_ids == []
 
 
@@ -155,7 +155,7 @@ def test_one_api_server_of_several_gets_them() -> None:
 
 
 def counting(kind: type[CountingScheduler], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A scheduler with nothing of vLLM's but how it counts drafts."""
+    """A scheduler that has nothing of vLLM except how it counts drafts."""
     monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
     scheduler: Any = object.__new__(kind)
     scheduler.num_spec_tokens, scheduler.log_stats = 7, True
@@ -191,8 +191,8 @@ def test_a_worker_says_which_drafts_were_free(worker: Any) -> None:
 def test_free_drafts_are_counted_of_those_whose_drafts_vllm_counts(
     requests: list[tuple[bool, bool, int, int]],
 ) -> None:
-    """So that no more of them are accepted than drafts: requests that were aborted while their step
-    ran are left out. Of each: goes on, drafts are free, verified, accepted at most."""
+    """The accepted ones are then never more than the drafts: requests that were aborted while their
+    step ran are left out. Each request: goes on, has free drafts, verified, maximum accepted."""
     with pytest.MonkeyPatch.context() as patch:
         scheduler = counting(CountingScheduler, patch)
         scheduler.free_drafts = {
@@ -228,7 +228,7 @@ def config(pair: Pair, **fields: Any) -> VllmConfig:
 
 @pytest.fixture
 def dflash(pair: Pair) -> Iterator[VllmConfig]:
-    """The config of an engine with DFlash, in a process that was hooked for it."""
+    """Config of an engine with DFlash, in a process that was hooked for it."""
     yield config(pair, speculative_config={"method": "dflash", "model": str(pair.drafter)})
     unregister_vllm_metrics()
 
@@ -239,7 +239,7 @@ def shown(pattern: str) -> list[str]:
 
 def test_counters_add_up_by_engine(dflash: VllmConfig) -> None:
     StatLoggerManager(dflash, [0, 1])
-    manager = StatLoggerManager(dflash, [0, 1])  # built anew
+    manager = StatLoggerManager(dflash, [0, 1])  # built again
     for engine, seconds in ((0, 250_000), (1, 500_000), (1, 1_000_000)):
         outputs = across_processes(outputs_with({"planning_seconds": seconds}))
         manager.record(outputs.scheduler_stats, None, engine_idx=engine)
@@ -252,7 +252,7 @@ def test_counters_add_up_by_engine(dflash: VllmConfig) -> None:
 
 
 def test_counters_are_of_the_kind_that_vllms_are(dflash: VllmConfig) -> None:
-    """Under Ray Serve those are Ray's."""
+    """Under Ray Serve they are Ray's."""
     made = []
 
     class Counted(Counter):
@@ -268,7 +268,7 @@ def test_counters_are_of_the_kind_that_vllms_are(dflash: VllmConfig) -> None:
 
 
 def test_vllms_logger_takes_none_of_them_for_an_adapter(dflash: VllmConfig) -> None:
-    """It reads that field where LoRA is on."""
+    """If LoRA is on, vLLM's logger reads the field that our figures travel in."""
     first, *others = StatLoggerManager(dflash, [0]).stat_loggers
     assert isinstance(first, FigureLogger)
     assert any(isinstance(one, PrometheusStatLogger) for one in others)

@@ -1,4 +1,4 @@
-"""V1's step without a model: who is asked, who agrees, what is handed over and remembered."""
+"""V1's step without a model: what is planned, agreed on, handed over and remembered."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vllm_dflash.planning.texts import SuffixMatches
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
-"""Tokens of context of a request, before it gets its one token."""
+"""Tokens of a request's context, before it gets its one token."""
 LONGEST, MOST_FREE = 64, 6
 
 
 class Blocks:
-    """In the place of the drafter: drafts 20, 21, 22 and so on, of which so many are finite."""
+    """Replaces the drafter. Drafts 20, 21, 22 and so on, of which `finite` are finite."""
 
     reads_newest = False
 
@@ -46,7 +46,7 @@ class Blocks:
 
 
 class Scripted(FixedLength):
-    """Drafts and skips as it is told, and has no more than two drafts of each verified."""
+    """Drafts and skips as told, and verifies at most two drafts of each request."""
 
     agrees_across_ranks = False
 
@@ -64,7 +64,7 @@ class Scripted(FixedLength):
 
 
 class FromText(Scripted):
-    """Has everything verified that texts predict."""
+    """Verifies all drafts that texts predict."""
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
         assert step.predicted is not None
@@ -73,7 +73,7 @@ class FromText(Scripted):
 
 
 class Host(HostStep):
-    """With drafts of `Blocks`."""
+    """A host step that gets its drafts from `Blocks`."""
 
     def __init__(self, policy: Any = None, *, finite: int = 7, looks_up: bool = False) -> None:
         stored = SimpleNamespace(store=lambda *rows: None)
@@ -90,7 +90,7 @@ class Host(HostStep):
         sampled: list[list[int]] | None = None,
         context: int = CONTEXT,
     ) -> tuple[Step, TargetBatch]:
-        """The next step of as many requests, each of which gets these tokens, or one."""
+        """Make the next step: a request for each limit, which gets its `sampled` tokens, or one."""
         count = len(limits)
         sampled = sampled or [[1000 + request] for request in range(count)]
         produced = np.array([len(tokens) for tokens in sampled])
@@ -116,14 +116,14 @@ class Host(HostStep):
         return step, batch
 
     def step(self, *limits: int, **more: Any) -> tuple[Step, list[list[int]]]:
-        """Run it to its end."""
+        """Run a step to its end."""
         step, batch = self.make(*limits, **more)
         drafts = self.run(step, batch)
         self.end(step)
         return step, drafts
 
     def verify(self, names: str, verified: list[int], produced: list[int]) -> Step:
-        """A step that has verified so many drafts of each, of which nobody can use any more."""
+        """Run a step that verified so many drafts of each request; none can use more drafts."""
         sampled = [[1000 + number for number in range(count)] for count in produced]
         step, batch = self.make(*[0] * len(names), names=names, sampled=sampled)
         step.verified = np.array(verified)
@@ -134,14 +134,14 @@ class Host(HostStep):
 
 @pytest.fixture(autouse=True)
 def agreed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was sent from rank 0 to the others; a broadcast each."""
+    """Values that rank 0 sent to the others, one for each broadcast."""
     sent: list[Any] = []
     monkeypatch.setattr(host_step, "from_rank_0", lambda value: sent.append(value) or value)
     return sent
 
 
 def test_the_newest_context_of_those_who_are_drafted() -> None:
-    """The last row that was not rejected, where it is read; else nothing is looked for."""
+    """The last row that was not rejected, if the drafter reads it; otherwise none is looked up."""
     for reads_newest in (False, True):
         host = Host(Scripted(drafting(True, False, True, width=4)))
         blocks: Any = host.block
@@ -175,7 +175,7 @@ def drafting(*drafted: bool, width: int = 4, skip_steps: int = 0) -> Plan:
 def test_a_fixed_length_is_always_k_or_what_can_be_used(
     agreed: list[Any], limits: list[int], lengths: list[int]
 ) -> None:
-    """Every rank comes to it by itself, so nothing is broadcast."""
+    """Every rank computes it by itself, so nothing is broadcast."""
     host = Host()
     step, drafts = host.step(*limits)
     assert [len(tokens) for tokens in drafts] == lengths == step.lengths.tolist()
@@ -235,7 +235,7 @@ def test_a_plan_that_drafts_begins_no_skipping() -> None:
 
 
 def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
-    """That uses up no other step of rest, and begins none."""
+    """It uses up no other resting step, and starts no new rest."""
     first, free = Plan.nothing(2, skip_steps=2), Plan.nothing(2, skip_steps=9, uses_text=True)
     host = Host(policy := FromText(first, free, Plan.nothing(2), Plan.nothing(2)), looks_up=True)
     host.all_texts[1, : CONTEXT - 1] = [7, 1000, 8, 9, 3, 4, 5, 6, 1]
@@ -243,19 +243,19 @@ def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
     assert step.is_resting
     assert step.plan is free
-    assert step.could_draft  # as in the step that was planned, whose limits are known
+    assert step.could_draft  # like the planned step, whose limits are known
     assert drafts == [[], [8, 9, 3]]
     assert step.from_text.tolist() == [False, True]
     assert step.nan_drafts == 0
     assert host.statistics.skipped_steps == 2
     assert len(policy.asked) == 2
-    # What became of it is looked at in the next, which is the last that rests.
+    # The next step, which is the last that rests, looks at what became of it.
     following = [host.step(7, 0, context=CONTEXT + more)[0] for more in (1, 2)]
     assert [step.is_resting for step in following] == [True, False]
 
 
 def test_tokens_are_written_where_the_runner_will_write_them() -> None:
-    """What was no token is not written."""
+    """Only tokens are written."""
     host = Host(FromText(Plan.nothing(3)), looks_up=True)
     before = host.all_texts.copy()
     host.step(7, 7, 7, sampled=[[501, 502], [], [503]])
@@ -269,7 +269,7 @@ def test_tokens_are_written_where_the_runner_will_write_them() -> None:
     [([8, 9, 3, 4], 4), ([8, 9, 0, 4], 2), ([0, 9, 3, 4], 0), ([8], 1), ([], 0)],
 )
 def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: int) -> None:
-    """The first has a text and no block, the second no text to compare with, the third neither."""
+    """The first has a text and no block, the second a block and no text, the third neither."""
     drafted = np.array([False, True, False, True])
     host = Host(FromText(Plan(drafted, 4, 1.0, 1.0, uses_text=True)), looks_up=True)
     blocks = BlockDrafts(np.array([1, 3]), [[8, 9, 3, 4], block], np.ones((2, 4)))
@@ -291,7 +291,8 @@ def counted(host: Host) -> tuple[int, int, int]:
 
 
 def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
-    """Requests that were given so many drafts, these of their texts; by default, three."""
+    """Hand over drafts of these lengths, by default for three requests. `from_text`: which of them
+    come from a text."""
     count = len(lengths)
 
     class Told(Scripted):
@@ -319,8 +320,8 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
 def test_placeholders_are_no_drafts(
     admitted: set[str], ended: set[str], expected: tuple[int, int, int]
 ) -> None:
-    """Count for a request that comes back, or whose name somebody else has by now. Of the second,
-    all were rejected; the third had none in this step."""
+    """They go to a request that comes back, or whose name another request has by now. All drafts of
+    the second request were rejected; the third had none in this step."""
     host = handed_over()
     host.expect(admitted, ended, host.all_texts)
     host.verify("abc", [2, 2, 0], [2, 1, 1])
@@ -339,8 +340,8 @@ def test_a_sample_that_is_discarded_says_nothing() -> None:
 
 
 def test_free_drafts_are_known_until_they_are_verified() -> None:
-    """By name: the batch may be another one, and a request may have to wait. The second was given
-    none."""
+    """They are known by name: the batch may be another one, and a request may have to wait. The
+    second request was given none."""
     host = handed_over(False, False, True, True, lengths=(2, 0, 2, 2))
     host.verify("xy", [0, 0], [1, 1])
     step = host.verify("ca", [2, 2], [3, 2])
@@ -363,7 +364,7 @@ def test_who_has_ended_is_forgotten_with_all_it_had() -> None:
 
 
 def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
-    """With what the policy expected of it; and its own planning takes time, too."""
+    """It is compared with the policy's estimate. Planning takes time, too."""
     observed: list[Step] = []
 
     class Learning(Scripted):
@@ -387,7 +388,7 @@ def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
 def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
     monkeypatch: pytest.MonkeyPatch, skip_steps: int, verified: int, is_held: bool
 ) -> None:
-    """But for one that verified drafts, which the others are unlike."""
+    """Except for a step that verified drafts, which is unlike the others."""
     held: list[bool] = []
     monkeypatch.setattr(StepClock, "finish", lambda _, step, *, hold: held.append(hold))
     host = Host(Scripted(Plan.nothing(1, skip_steps=skip_steps)))
@@ -399,7 +400,7 @@ def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
 
 
 def test_logits_that_were_not_finite_are_counted_by_request() -> None:
-    """Against what was drafted of each, which its own limit may have cut."""
+    """Compared with the drafts of each request, which its own limit may have cut."""
     host = Host(Scripted(drafting(True, True, False, True, width=5)), finite=1)
     step, drafts = host.step(7, 3, 2, 7)
     assert drafts == [[20], [20], [], [20]]

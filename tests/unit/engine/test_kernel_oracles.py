@@ -1,4 +1,4 @@
-"""What kernels are held against on GPUs, in Triton's interpreter: cases that are small enough."""
+"""Kernels against the oracles used on GPUs, in Triton's interpreter, if the cases are small."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from support.kernel_oracles import ORACLES
 pytestmark = [
     pytest.mark.usefixtures("runner"),
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    # What is computed of rows that are not finite is not used.
+    # Results of rows that are not finite are not used.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 CASES = [
     pytest.param(oracle, case, dtype, id=f"{oracle.name}, {case}")
     for oracle in ORACLES
-    if oracle.interpreted is not None  # others' cases are those of their unit tests
+    if oracle.interpreted is not None  # the others' cases are in their unit tests
     for case, dtype in oracle.cases_on("cpu")
 ]
 
@@ -35,7 +35,7 @@ def test_a_kernel_beside_its_oracle(oracle: Oracle, case: str, dtype: torch.dtyp
 
 
 def kernels_of_the_package() -> set[str]:
-    """Names of all that are compiled and launched, not called by another."""
+    """Names of kernels that are compiled and launched, not called by another kernel."""
     found: set[str] = set()
     for file in Path(vllm_dflash.__file__).parent.rglob("*.py"):
         source = file.read_text()

@@ -1,4 +1,4 @@
-"""Our kernels are compiled for GPUs without one: Triton brings the compilers."""
+"""Our kernels compile for GPUs on a machine without one: Triton brings the compilers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_all_kernels_compile_for_gpus(gpus: tuple[str, ...]) -> None:
     assert child.returncode == 0, child.stderr[-3000:]
     made = [json.loads(line) for line in child.stdout.splitlines()]
     assert len(made) == len(gpus) * sum(len(cases) for cases in CASES.values())
-    # What a thread block has on the GPUs with the least: 99 KiB on those of capability 8.6 and 8.9.
+    # Memory of a thread block on the GPUs with the least: 99 KiB at capability 8.6 and 8.9.
     assert [one for one in made if one["shared"] > 99 * 1024] == []
-    # What moves nodes has registers to spare for many programs at a time.
+    # Kernels that move nodes must leave registers for many programs at a time.
     moving = [one for one in made if "registers" in one]
     assert {one["kernel"] for one in moving} == {"tree_move._move_cached", "tree_move._move_rows"}
     assert max(one["registers"] for one in moving) <= 64
     assert max(one["spilled"] for one in moving) == 0
-    # Keys are on the way while others are weighed.
+    # Keys are loaded while others are weighed.
     attending = [one for one in made if "_attend_" in one["kernel"]]
     assert min(one["on_the_way"] for one in attending) > 0

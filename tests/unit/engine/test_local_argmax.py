@@ -16,7 +16,7 @@ OPTION: dict[str, Any] = {"draft_length": "fixed", "use_local_argmax_reduction":
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
-    """A drafter whose head is vLLM's, as a target's is in an engine."""
+    """A drafter whose head is vLLM's, like a target's in an engine."""
     return make_pair(tmp_path, own_vocabulary=True, draft_vocab_size=100)
 
 
@@ -41,7 +41,7 @@ def test_drafts_are_those_of_whole_rows(pair: Pair) -> None:
 
 @pytest.mark.usefixtures("runner")
 def test_drafts_of_nan_are_tokens_like_others(pair: Pair) -> None:
-    """They are verified, and not counted; without the option they are dropped."""
+    """They are verified and not counted. Without the option they are dropped."""
     harness = DrafterHarness(pair, **OPTION)
     rows = contexts(pair)
     rows[1].features[3] = float("nan")

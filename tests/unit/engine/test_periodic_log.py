@@ -8,7 +8,7 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
 class Logged:
-    """A log with a clock of its own, ten seconds a line."""
+    """A log with its own clock, and a line every ten seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -16,14 +16,14 @@ class Logged:
         self.log = PeriodicLog(self.statistics, 10.0, lambda: self.now)
 
     def at(self, now: float) -> list[str]:
-        """Lines that come at this time."""
+        """Lines that are logged at this time."""
         self.now = now
         with log_lines() as lines:
             self.log.tick()
         return [line.removeprefix("INFO ") for line in lines]
 
     def count(self, **numbers: float) -> None:
-        """So much more of each; the first three are of steps."""
+        """Add to these counters. `timed`, `estimated` and `measured` are those of steps."""
         self.statistics.costs[0] += [
             numbers.pop(name, 0) for name in ("timed", "estimated", "measured")
         ]
@@ -63,9 +63,9 @@ def test_one_line_per_interval(logged: Logged) -> None:
     assert logged.at(110.0) == [LINE]
     logged.count(**STEPS)
     assert logged.at(119.9) == []
-    assert logged.at(123.0) == [LINE]  # of the new steps alone
+    assert logged.at(123.0) == [LINE]  # only the new steps
     logged.count(**STEPS)
-    assert logged.at(132.9) == []  # ten seconds after the last line, not after its time
+    assert logged.at(132.9) == []  # ten seconds after the last line, not after it was due
     assert logged.at(133.0) == [LINE]
 
 
@@ -76,13 +76,13 @@ def test_no_line_where_nobody_could_draft(logged: Logged, nothing: dict[str, flo
 
 
 def test_a_line_that_is_due_comes_as_soon_as_there_is_something_to_say(logged: Logged) -> None:
-    """An engine that has idled has its line in its first request, not in the one after it."""
+    """An engine that was idle logs its line during its next request, not during the one after."""
     assert logged.at(400.0) == []
     few = {name: number / 8 for name, number in STEPS.items()}  # 32 steps
     logged.count(**few | {"timed": 31})
     assert logged.at(401.0) == []
     logged.count(timed=1)
-    assert logged.at(401.1) == [UNGAINED]  # of a gain these steps say nothing yet
+    assert logged.at(401.1) == [UNGAINED]  # these steps say nothing about a gain yet
 
 
 def test_a_gain_is_said_once_the_engine_is_warm(logged: Logged) -> None:

@@ -1,4 +1,4 @@
-"""The start-up profile, on a clock of the test's own."""
+"""The start-up profile, with a fake clock."""
 
 from collections import namedtuple
 from contextlib import nullcontext
@@ -37,11 +37,11 @@ def test_a_profile_stops_when_its_time_is_up(fake: FakeTime) -> None:
     curve = measure_curve(run, (1, 2, 4, 8, 16), budget=0.15)
     assert sorted(set(runs)) == [1, 2, 4]  # 3 * (0.01 + 0.02 + 0.04) > 0.15
     assert float(curve.at(3)) == pytest.approx(0.03)
-    assert float(curve.at(16)) == pytest.approx(0.16)  # goes on with the last slope
+    assert float(curve.at(16)) == pytest.approx(0.16)  # continues with the last slope
 
 
 def test_profiled_batches_are_never_longer_than_their_requests_may_be() -> None:
-    """A batch that is neither of single rows nor evenly filled would read beyond its cache."""
+    """A batch must have single rows or be evenly filled, or it would read beyond its cache."""
     for max_requests, most in ((64, 512), (100, 1600), (1, 8), (256, 300)):
         rows = profiled_rows(max_requests, most)
         assert all(count <= max_requests or count % max_requests == 0 for count in rows)
@@ -67,7 +67,7 @@ def test_the_drafter_is_back_after_a_profile_that_failed() -> None:
 def test_the_best_of_three_counts_and_building_kernels_does_not(
     fake: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On all ranks what the first one measured."""
+    """All ranks get what rank 0 measured."""
     lasts = iter([9.0, 0.3, 0.1, 0.2, 9.0, 0.5, 0.6, 0.4])
 
     def run(_: int) -> None:
@@ -88,20 +88,20 @@ def test_two_points_are_measured_however_long_they_take(fake: FakeTime) -> None:
 
 
 ROWS = [1, 2, 3, 4, 8, 12]
-"""For 4 requests and 2 drafts: batches of one row each, then full ones of several."""
+"""For 4 requests and 2 drafts: batches of one row each, then full batches of several."""
 MORE_ROWS = [16, 24, 32, 48, 64]
-"""For as many requests with free drafts, as far as a step's tokens go."""
+"""For as many requests with free drafts, up to the maximum tokens of a step."""
 
 
 class MadeUp:
     """A V1 runner and its proposer of 4 requests and 2 drafts, whose work takes set times.
 
-    Each token of context takes a microsecond in a plain step, two more for each draft behind it,
+    Each token of context takes a microsecond in a plain step, two more for each draft after it,
     and ten in a block.
     """
 
     max_batch_size, max_num_tokens, width, feature_width = 4, 64, 2, 6
-    num_speculative_tokens = 32  # free drafts are not the drafter's
+    num_speculative_tokens = 32  # includes free drafts, which are not the drafter's
     dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9)
     runs_target_alone = reads_newest = False
 
@@ -147,7 +147,7 @@ class MadeUp:
 
 
 def test_v1_what_each_part_costs(fake: FakeTime) -> None:
-    """The target without the drafter; blocks and storing behind a step of the target."""
+    """The target runs without the drafter; blocks and storing come after a step of the target."""
     runner: Any = MadeUp(fake, max_model_len=103)  # a block in it has 100 tokens of context
     costs = profile_v1(runner)
     for curve, counts, expected in (
@@ -163,7 +163,7 @@ def test_v1_what_each_part_costs(fake: FakeTime) -> None:
         4 * ["store", *3 * [*behind, "store"]],
     )
     assert runner.ran == behind * 4 * (6 + 5) + drafted + stored
-    assert costs.attention == (0.0, 0.0, 0.0)  # no context could be much longer
+    assert costs.attention == (0.0, 0.0, 0.0)  # contexts cannot get much longer
 
 
 def test_v1_what_long_contexts_cost(fake: FakeTime) -> None:
@@ -177,8 +177,8 @@ Graph = namedtuple("Graph", "uniform_token_count")
 
 
 class Runner(SimpleNamespace):
-    """V2's: a step takes 10 ms, 0.75 ms a row and 0.25 for its logits, and a block of three rows
-    for each request 2 ms. A row of padding takes no time."""
+    """V2's runner. A step takes 10 ms, 0.75 ms a row and 0.25 for its logits. A block of three rows
+    for each request takes 2 ms. A row of padding takes no time."""
 
     model: Any
     vocab_size = 1000
@@ -207,7 +207,7 @@ class Runner(SimpleNamespace):
         skip_eplb: bool,
         randomize_inputs: bool,
     ) -> tuple[torch.Tensor, None]:
-        padded = count + 2  # as graphs have more rows
+        padded = count + 2  # graphs have more rows
         batch = SimpleNamespace(is_padding=torch.ones(padded, dtype=torch.bool))
         self.prepare_dummy_attn(batch)
         assert randomize_inputs
@@ -220,7 +220,7 @@ class Runner(SimpleNamespace):
         # A microsecond for each token of context, a tenth of that for each draft, three a block.
         drafts, each = max(count - requests, 0), 1.0 + 3.0 * has_block
         self.clock.now += context_len * (each * requests + 0.1 * drafts) / 1e6
-        # In pieces, where its requests differ: each has as many rows as there are requests for.
+        # The step is piecewise if its requests do not all have the same number of rows.
         if self.cudagraph_manager is not None and count % min(count, self.max_num_reqs):
             self.clock.now += 0.005
         return torch.zeros(padded, 1), None
@@ -232,7 +232,7 @@ def _nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> None:
-    """A block of three rows for each request; context is stored in the same graph."""
+    """A block has three rows for each request. Context is stored in the same graph."""
     runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
     costs = profile_v2(runner)
     assert costs.verify.counts.tolist() == ROWS
@@ -240,11 +240,11 @@ def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> N
     assert costs.draft.counts.tolist() == [3, 6, 9, 12]
     assert costs.draft.seconds * 1000 == pytest.approx([2, 4, 6, 8])
     assert not np.any(costs.context.at(np.array([1, 1000])))
-    assert costs.attention == NO_ATTENTION  # no request comes to a length that would show it
+    assert costs.attention == NO_ATTENTION  # no request gets long enough to show it
 
 
 def test_v2_nothing_is_counted_for_the_balance_of_experts(fake: FakeTime) -> None:
-    """vLLM's wrapper of dummy runs looks for a keyword. 0.33's turns all counting off."""
+    """vLLM's wrapper of dummy runs looks for a keyword. In 0.33 it turns all counting off."""
 
     class Balanced(Runner):
         _dummy_run = step_eplb_after(is_dummy=True)(Runner._dummy_run)
@@ -272,7 +272,7 @@ def test_v2_what_contexts_take(fake: FakeTime) -> None:
 def test_v2_what_contexts_take_where_graphs_are_for_any_lengths(
     fake: FakeTime, requests_of_graph: dict[int, int], draft: float
 ) -> None:
-    """They run with a request for each row, up to the graph's own rows, and a block for each."""
+    """They run with a request for each of their rows, padding included, and a block for each."""
     runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
     runner.requests_of_graph = requests_of_graph
     costs = profile_v2(runner)
@@ -280,7 +280,7 @@ def test_v2_what_contexts_take_where_graphs_are_for_any_lengths(
 
 
 def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
-    """One point makes no curve, and nobody measures a block later: two rows are drafted as one."""
+    """One point makes no curve, and blocks are not measured later: two rows draft as one does."""
     runner: Any = Runner(fake, max_num_reqs=1, max_num_tokens=64, max_model_len=200)
     costs = profile_v2(runner)
     assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13])
@@ -291,8 +291,8 @@ def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
 @pytest.mark.parametrize(
     ("captured", "requests", "milliseconds"),
     [
-        ([1, 3, None], 4, 5 - 1),  # a row fewer
-        ([1, 3, None], 256, 5 - 1),  # who could have a row each
+        ([1, 3, None], 4, 5 - 1),  # one row less
+        ([1, 3, None], 256, 5 - 1),  # enough requests for a row each
         ([1, 3], 1, 0),  # no batch of one request is ragged
         ([None], 4, 0),  # no step has a graph of its own
         (None, 4, 0),

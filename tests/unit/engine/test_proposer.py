@@ -1,4 +1,4 @@
-"""What `propose` does to each request, on a real paged cache; hazards of the design by name."""
+"""What `propose` does to each request, on a real paged cache; the design's hazards by name."""
 
 import json
 import shutil
@@ -39,8 +39,8 @@ def features(num_rows: int, seed: int) -> torch.Tensor:
 
 @on_both_runners
 def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
-    """Some of which have verified drafts in the same step; one is in its prompt, one at its end,
-    and rows are not in the order of their slots."""
+    """Some have verified drafts in the same step. One is in its prompt, one is at its end, and rows
+    are not in the order of their slots."""
     lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 1: 7}
     rows = [Row(slot, features(count, slot), bonus=20 + slot) for slot, count in lengths.items()]
     rows[1].num_rejected, rows[3].num_rejected, rows[2].in_prompt = 3, 7, True
@@ -75,36 +75,36 @@ def test_hazard_2_a_prompt_split_anywhere_drafts_the_same(pair: Pair) -> None:
         harness.lengths[0] = 0
         blocks = harness.blocks[0].long()
         for cache in harness.caches:
-            cache[blocks] = 0.0  # nothing of the last round may help
+            cache[blocks] = 0.0  # nothing may be left of the last round
         assert harness.step([Row(0, whole[:split], in_prompt=True)]) == [[]]
         assert harness.step([Row(0, whole[split:], bonus=3)]) == expected, split
 
 
 @on_both_runners
 def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
-    """Nothing is left unwritten: at the limit, in the prompt, or when blocks have no width."""
+    """Even at the limit, in the prompt, or if blocks have no width."""
     whole = features(40, 0)
     expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
     harness = DrafterHarness(pair)
     assert harness.step([Row(0, whole[:13], in_prompt=True)]) == [[]]
     assert harness.step([Row(0, whole[13:30], bonus=1)], num_speculative_tokens=0) == [[]]
     harness.max_tokens = harness.lengths[0] + 5 + 2  # ends here: no draft could be used
-    company = Row(1, features(3, 1), in_prompt=True)  # in another batch, ends are read again
+    company = Row(1, features(3, 1), in_prompt=True)  # in a changed batch, ends are read again
     assert harness.step([Row(0, whole[30:35], bonus=2), company]) == [[], []]
-    if not USES_V2:  # there the scheduler knows who can use drafts
+    if not USES_V2:  # V2's scheduler knows which requests can use drafts
         assert harness.proposer.statistics.drafted_steps == 0
     harness.max_tokens = 10_000
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
 
 def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
-    """Undrafted steps store nothing; what is drafted after them has all its context."""
+    """Undrafted steps store nothing. Drafts after them still have all their context."""
     whole = features(60, 0)
     expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
     harness = DrafterHarness(pair)
     proposer = harness.proposer
     proposer.adapt_lengths(profiled_costs())
-    proposer.host.policy = FixedLength(7)  # drafts whenever anybody can use some
+    proposer.host.policy = FixedLength(7)  # drafts whenever a request can use drafts
     stored = []
     store = proposer.model.context.store
     proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
@@ -116,11 +116,11 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     )
     assert not stored
     assert harness.step([Row(0, whole[40:], bonus=3)]) == expected
-    assert stored == [60]  # request 1 ended undrafted, so its rows never were
+    assert stored == [60]  # request 1 ended undrafted, so its rows were never stored
 
 
 def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
-    """Nor what else there is of a batch: and rows that waited for the same slots are forgotten."""
+    """It is stored at once, and rows that waited for the same slots are dropped."""
     whole = features(60, 0)
     expected = [DrafterHarness(pair).step([Row(0, whole[:n], bonus=3)]) for n in (33, 40, 60)]
     harness = DrafterHarness(pair)
@@ -139,15 +139,15 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
     ]
     assert drafts == expected
     assert added == [33]
-    assert [step.context_rows for step in steps] == [33, 7, 20]  # none of them is left out
+    assert [step.context_rows for step in steps] == [33, 7, 20]  # none is left out
     assert len(proposer.host.backlog) == 0
     harness.step([Row(0, features(1, 1)), Row(1, features(5, 2))])  # another batch
     assert added == [33, 6]
 
 
 def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> None:
-    """The second of four, of whose drafts two go on to be verified; its context is the longest, and
-    the third is in its prompt."""
+    """The second of four requests is drafted, and two of its drafts are to be verified. Its context
+    is the longest, and the third request is in its prompt."""
     lengths = (20, 45, 22, 7)
     rows = [Row(number, features(count, number)) for number, count in enumerate(lengths)]
     rows[2].in_prompt = True
@@ -187,7 +187,7 @@ def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
 
 
 class FromText(FixedLength):
-    """Drafts whom it is told, and has so many drafts verified of each, of a block or a text."""
+    """Drafts these requests, and verifies so many drafts of each, from a block or a text."""
 
     def __init__(
         self, drafted: list[bool], lengths: list[int], from_text: list[bool], skip_steps: int = 0
@@ -222,21 +222,21 @@ def planned_harness(pair: Pair, policy: FromText) -> Harness:
 def test_a_request_gets_what_its_text_predicts_and_the_drafter_rests(pair: Pair) -> None:
     policy = FromText([False], [4], [True])
     harness = planned_harness(pair, policy)
-    harness.proposer.model.block.forward = None  # which is not called
+    harness.proposer.model.block.forward = None  # must not be called
     harness.texts[0, :5] = [11, 12, 13, 14, 11]
     assert harness.step([Row(0, features(5, 0), bonus=12)]) == [[13, 14, 11, 12]]
     (step,) = policy.planned
     assert step.predicted is not None
     assert step.predicted.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
     assert harness.proposer.statistics.skipped_steps == 1
-    # What comes next shows what became of it.
+    # The next step shows what became of it.
     harness.step([Row(0, features(1, 1), bonus=13)])
     assert policy.planned[1].predicted is not None
     assert policy.planned[1].predicted.came_true.tolist() == [1]
 
 
 def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> None:
-    """The third has neither, and the last one both, of which its text is chosen."""
+    """The third request has neither. The last has both, and its text is chosen."""
     rows = [Row(number, features(20 + number, number), bonus=12) for number in range(4)]
     expected = DrafterHarness(pair).step([rows[1]])[0]
     policy = FromText([False, True, False, True], [3, 2, 0, 9], [True, False, False, True])
@@ -253,7 +253,7 @@ def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> N
 
 
 def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
-    """Only those that have both count."""
+    """Only requests that have both count."""
     rows = [Row(number, features(20, number), bonus=12) for number in range(3)]
     block = DrafterHarness(pair).step([rows[1]])[0]
     policy = FromText([True, True, False], [0, 0, 0], [False] * 3)
@@ -266,7 +266,7 @@ def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
 
 
 def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) -> None:
-    """There are no tokens of it: what stands in their place is another request's."""
+    """It has no tokens: those in their place are another request's."""
     rows = [Row(n, features(20, n), bonus=12, has_embeddings=n == 1) for n in range(2)]
     expected = DrafterHarness(pair).step(rows)[1]
     policy = FromText([True, True], [3, 7], [True, False])
@@ -284,7 +284,7 @@ def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) 
 
 @pytest.mark.parametrize(("room", "length"), [(99, 32), (5, 5), (0, 0), (-1, 0)])
 def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None:
-    """Each of two requests may take half of a step's rows, a block's and its own two among them."""
+    """Each of two requests may use half of a step's rows, including a block's and its own two."""
     harness = planned_harness(pair, FromText([False] * 2, [0] * 2, [False] * 2))
     budget = 2 * (2 + harness.width + room) + 1
     harness.config.scheduler_config.max_num_batched_tokens = budget
@@ -295,7 +295,7 @@ def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None
 
 
 def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
-    """Up to the target's limit, where nothing can be accepted any more."""
+    """They go up to the target's limit, after which nothing can be accepted."""
     policy = FromText([True, False, False], [4, 3, 0], [True, True, True])
     harness = planned_harness(pair, policy)
     harness.proposer.draft_model_config.hf_config.dflash_config["max_model_len"] = 96
@@ -319,7 +319,7 @@ def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair
     steps = [(4, 20), (1, 11), (1, 12), (1, 21), (1, 22)]
     drafts = [harness.step([Row(0, features(rows, 0), bonus=bonus)]) for rows, bonus in steps]
     assert drafts == [[[]], [[]], [[13, 14]], [[]], [[]]]
-    # The third predicts something, and the fourth shows what became of that.
+    # The third step predicts something, and the fourth shows what became of it.
     assert [step.is_resting for step in policy.planned] == [False, True, True, False]
     assert [step.predicted is not None for step in policy.planned] == [False, True, True, False]
     assert harness.proposer.statistics.skipped_steps == 5
@@ -329,7 +329,7 @@ def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair
 @pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
 def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
     proposer = DrafterHarness(pair, **own).proposer
-    assert proposer.host.texts is None  # nobody asks, while lengths are fixed
+    assert proposer.host.texts is None  # not used while lengths are fixed
     proposer.adapt_lengths(profiled_costs())
     most = {"free_drafts": None, "num_speculative_tokens": 3}.get(next(iter(own), ""), 32)
     assert (proposer.host.texts and proposer.most_free) == most
@@ -343,7 +343,7 @@ def test_block_forward_does_not_run_when_nobody_drafts(harness: Harness) -> None
         raise AssertionError("the block forward ran")
 
     harness.proposer.model.block.forward = fail
-    harness.proposer.directions = Directions(runs_block=False)  # V2's scheduler says so
+    harness.proposer.directions = Directions(runs_block=False)  # as V2's scheduler directs
     assert harness.step([Row(0, features(5, 0), in_prompt=True)]) == [[]]
     harness.proposer.directions = Directions(runs_block=True)
     with pytest.raises(AssertionError, match="the block forward ran"):
@@ -354,14 +354,14 @@ def test_block_forward_does_not_run_when_nobody_drafts(harness: Harness) -> None
 def test_drafts_never_outrun_max_tokens(harness: Harness) -> None:
     harness.max_tokens = 20
     lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
-    # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token behind them.
+    # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token after them.
     assert lengths == [7, 6, 3, 0]
 
 
 @on_both_runners
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
 def test_hazard_3_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
-    """The slots of rejected rows stay as they were."""
+    """The slots of rejected rows do not change."""
     harness = DrafterHarness(pair)
     harness.allocate(0, 64)
     rows = [Row(0, features(25, 1), num_rejected=5)]
@@ -380,7 +380,7 @@ def test_hazard_3_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> N
 
 @on_both_runners
 def test_hazard_5_unwritten_cache_pages_may_hold_nan(pair: Pair) -> None:
-    """Blocks nobody was given are NaN all along in this harness, and stay unread."""
+    """Blocks that were never allocated stay NaN in this harness, and are not read."""
     harness = DrafterHarness(pair)
     drafts = harness.step([Row(0, features(CACHE_BLOCK * 2 - 3, 0))])
     assert harness.proposer.statistics.nan_drafts == 0
@@ -401,7 +401,7 @@ def test_hazard_6_slot_reuse_after_an_abort_sees_nothing_of_the_old(pair: Pair) 
 
 @on_both_runners
 def test_hazard_4_padding_rows_write_nothing(harness: Harness) -> None:
-    """Both runners give them the slot -1."""
+    """Both runners give such rows the slot -1."""
     slots = torch.full((6,), -1)
     harness.proposer.model.context.store(features(6, 0), torch.arange(6), slots)
     assert all(cache.isnan().all() for cache in harness.caches)
@@ -417,7 +417,7 @@ def test_nan_logits_never_become_drafts(harness: Harness) -> None:
 
 
 def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
-    """Prompt tokens and drafts included: by them it is told apart, and learned from."""
+    """Prompt tokens and drafts included, because steps are told apart and learned from by rows."""
     seen: list[Step] = []
     harness.proposer.host.end = seen.append
     harness.step([Row(0, features(9, 0)), Row(1, features(4, 1), num_rejected=2)])
@@ -429,7 +429,7 @@ def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
 def test_full_layers_of_a_drafter_see_all_of_what_its_target_forgets(
     pair: Pair, tmp_path: Path
 ) -> None:
-    """A window that all layers of a target have is the whole cache's, as vLLM takes it."""
+    """vLLM takes a window that all layers of a target have as the whole cache's."""
     target = shutil.copytree(pair.target, tmp_path / "target")
     config = json.loads((target / "config.json").read_text())
     layer_types = ["sliding_attention"] * config["num_hidden_layers"]

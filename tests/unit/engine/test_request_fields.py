@@ -1,4 +1,4 @@
-"""Everything that a request can ask for has been thought of: a new field fails here first."""
+"""All fields that a request can have are accounted for: a new one fails here first."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ OTHER_NAMES = {
     "stream": "output_kind",
     "reasoning_effort": "thinking_token_budget",
 }
-"""Fields of OpenAI's requests that become one of `SamplingParams`."""
+"""Fields of OpenAI's requests that become fields of `SamplingParams`."""
 OF_THE_PROMPT = {
     *("messages", "prompt", "prompt_embeds", "suffix", "add_generation_prompt"),
     *("add_special_tokens", "chat_template", "chat_template_kwargs", "continue_final_message"),
     *("documents", "media_io_kwargs", "mm_payload", "mm_processor_kwargs", "cache_salt"),
     *("truncate_prompt_tokens", "truncation_side", "ec_transfer_params", "kv_transfer_params"),
 }
-"""Which tokens there are, and what is in the cache for them: test_hazards.py."""
+"""Which tokens there are, and what the cache holds for them: test_hazards.py."""
 OF_THE_ANSWER = {
     *("echo", "include_reasoning", "parallel_tool_calls", "return_mm_kwargs"),
     *("return_prompt_text", "return_token_ids", "return_token_offsets"),
     *("return_tokens_as_token_ids", "stream_options"),
 }
-"""How an answer is written down, in the front end."""
+"""How the front end writes an answer."""
 OF_THE_SERVER = {"model", "priority", "request_id", "session_id", "user"}
 SEARCHES = {"use_beam_search", "length_penalty"}
-"""Many requests of one token each, with log-probabilities."""
+"""Beam search makes many requests of one token each, with log-probabilities."""
 
 
 def test_every_field_of_sampling_params_has_values_or_a_reason() -> None:
@@ -52,7 +52,7 @@ def test_every_field_of_openai_requests_is_known() -> None:
 
 
 def test_mixtures_come_to_every_field() -> None:
-    """And each alone; requests of a mixture come at different times, beside one another."""
+    """Each field also comes alone. Requests of a mixture come at different times, and overlap."""
     alone = {one.about.split()[0] for one in each_alone().requests}
     assert alone == {name for name, values in FEATURES.items() if values}
     mixes = [mixture(number) for number in range(200)]

@@ -72,7 +72,7 @@ def test_tables_of_v2(fits: dict[str, Any], too_many: dict[str, Any] | None) -> 
         (0, 3, "v1 v2"),
         (None, 3, "v1 v2"),
         (2**63 - 1, 1, "v1 v2"),
-        (2**63 - 1, 2, "v1"),  # the second answer has the next seed
+        (2**63 - 1, 2, "v1"),  # the second answer uses the next seed
         (2**63, 1, "v1"),
         (2**64 - 1, 1, "v1"),
         (2**64 - 1, 2, ""),
@@ -91,14 +91,14 @@ def test_seeds(seed: int | None, count: int, runners: str) -> None:
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_a_generator_takes_what_is_let_through(runner: Runner) -> None:
-    """PyTorch's on V1, a 64-bit number on V2."""
+    """PyTorch's generator on V1, a 64-bit number on V2."""
     for seed in (SEEDS[runner][0], SEEDS[runner][-1]):
         _ = torch.Generator().manual_seed(seed) if runner == "v1" else np.array([seed], np.int64)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_only_engines_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
-    """Once, however often it is placed; and no answer may be longer than the model allows."""
+    """The check is installed only once. No answer may be longer than the model allows."""
     params = asked(seed=2**64)
     monkeypatch.setattr(
         InputProcessor,
@@ -122,4 +122,4 @@ def test_only_engines_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch, is_
     endless = SamplingParams(max_tokens=2**40, min_tokens=2**39)
     found = placed(engine, endless).sampling_params
     assert (found.max_tokens, found.min_tokens) == ((100, 100) if is_ours else (2**40, 2**39))
-    assert placed(engine, None).sampling_params is None  # of a pooling model
+    assert placed(engine, None).sampling_params is None  # a pooling model's

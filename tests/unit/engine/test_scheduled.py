@@ -1,4 +1,4 @@
-"""Placeholders, and cache blocks that change hands (hazard 5)."""
+"""Placeholders, and cache blocks that change owners (hazard 5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
         scheduled_new_reqs=[
             SimpleNamespace(block_ids=([9], [1, 2, 3]), num_computed_tokens=0),
             SimpleNamespace(block_ids=([9], [4, 5, 6]), num_computed_tokens=64),
-            SimpleNamespace(block_ids=([9], [7, 8]), num_computed_tokens=33),  # in the middle
+            SimpleNamespace(block_ids=([9], [7, 8]), num_computed_tokens=33),  # in mid-block
         ],
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=["a", "b", "c"],
@@ -44,13 +44,13 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
 
 
 def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
-    """A request that goes on, one that was found in full blocks, one that resumes all found."""
+    """One request goes on, one was found in full blocks, one resumes with all blocks found."""
     step: Any = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(block_ids=([1, 2],), num_computed_tokens=64)],
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=["a", "b"],
             new_block_ids=[None, ([3, 4],)],
-            num_computed_tokens=[40, 33],  # the second is found in the middle of a block
+            num_computed_tokens=[40, 33],  # the second was found in the middle of a block
             resumed_req_ids={"b"},
         ),
     )
@@ -67,7 +67,7 @@ def test_lists_that_do_not_belong_together_are_refused() -> None:
 
 
 def test_clearing_spares_all_other_blocks() -> None:
-    """Also where the kernel's blocks are half as large as the scheduler's."""
+    """Also if the kernel's blocks are half as large as the scheduler's."""
     cache = torch.full((10, 2, 4), float("nan"))
     clear_blocks([cache], 5, [1, 4])
     assert (cache == 0).all(dim=(1, 2)).tolist() == [i // 2 in (1, 4) for i in range(10)]
@@ -96,7 +96,7 @@ def test_blocks_of_ended_requests_that_no_prefix_can_be_found_in() -> None:
     ],
 )
 def test_few_rows_are_said(rows: int, requests: int, level: int | None, said: str) -> None:
-    """K = 7: a step of `rows` keeps 7 for each request, which has one row of its own."""
+    """K = 7. A step of `rows` reserves 7 for each request, which has one row of its own."""
     mode = Mode(32, 7, "adaptive", parse_config("it", QWEN), most_free=32)
     config: Any = SimpleNamespace(
         additional_config={ADDITIONAL_CONFIG_KEY: mode.to_json()},
@@ -106,5 +106,5 @@ def test_few_rows_are_said(rows: int, requests: int, level: int | None, said: st
     found = few_rows(config)
     assert (found and found[0]) == level
     assert said in (found[1] if found else "")
-    config.speculative_config.max_num_new_slots_for_drafting = 0  # as of vLLM 0.33
+    config.speculative_config.max_num_new_slots_for_drafting = 0  # as in vLLM 0.33
     assert few_rows(config) is None

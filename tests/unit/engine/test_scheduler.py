@@ -31,7 +31,7 @@ WHOLE: Any = SimpleNamespace(
     num_speculative_tokens=32,
     speculative_config=SimpleNamespace(method="dflash", num_speculative_tokens=32),
 )
-"""vLLM's config, with room for 32 drafts, of which a block has 7."""
+"""vLLM's config, with room for 32 drafts; a block has 7."""
 SCHEDULED: Any = SimpleNamespace(total_num_scheduled_tokens=3)
 
 
@@ -63,12 +63,12 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_no_request_is_padded_with_placeholders(happened: list[Any]) -> None:
-    """For one to four requests: vLLM pads where nobody says that lengths come from a table."""
+    """For one to four requests. vLLM pads unless lengths are said to come from a table."""
     assert DFlashScheduler(vllm_config=WHOLE).dynamic_sd_lookup == [7] * 5
 
 
 def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
-    """vLLM counts a request's tokens first, and leaves out those that have ended."""
+    """vLLM counts a request's tokens first, and leaves out requests that have ended."""
     drafts = DraftTokenIds(["a"], [[1, 2]])
     output: Any = SimpleNamespace()
     DRAFTS.attach(output, drafts)
@@ -77,7 +77,7 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
 
 
 def test_an_output_without_drafts(happened: list[Any]) -> None:
-    """A step drafted nothing, or the workers were told not to send any."""
+    """The step drafted nothing, or the workers were told not to send drafts."""
     attached: Any = SimpleNamespace()
     DRAFTS.attach(attached, None)
     for output in (SimpleNamespace(), attached):
@@ -98,7 +98,7 @@ def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
 def test_room_is_kept_for_blocks_and_not_for_the_most_drafts_there_could_be(
     happened: list[Any],
 ) -> None:
-    """Others of the process, as the worker, read the whole config, and it stays as it is."""
+    """Other code in the process, such as the worker, reads the whole config. It stays as it is."""
     scheduler = DFlashScheduler(vllm_config=WHOLE)
     found = scheduler.vllm_config
     assert found.speculative_config is not None
@@ -137,7 +137,7 @@ def test_accepted_drafts_are_counted_for_as_many_as_there_could_be(happened: lis
 
 
 def test_vllm_reckons_the_room_of_a_block(tmp_path: Path) -> None:
-    """From the config that it is given, in several places."""
+    """It reads the config that it is given, in several places."""
     pair = make_pair(tmp_path)
     asked = {"method": "dflash", "model": str(pair.drafter)}
     args = EngineArgs(str(pair.target), skip_tokenizer_init=True, speculative_config=asked)
@@ -156,8 +156,8 @@ def test_vllm_reckons_the_room_of_a_block(tmp_path: Path) -> None:
         ({}, True),
         ({"distributed_executor_backend": CPU_RAY_EXECUTOR}, True),
         ({"distributed_executor_backend": "uni"}, False),  # a call costs nothing there
-        ({"use_v2_model_runner": True}, False),  # whose output is made before its drafts
-        ({"scheduler_cls": "another"}, False),  # nobody would take them
+        ({"use_v2_model_runner": True}, False),  # its output is made before its drafts
+        ({"scheduler_cls": "another"}, False),  # it would not take them
     ],
 )
 def test_where_drafts_come_along(changes: dict[str, Any], come_along: bool) -> None:

@@ -1,4 +1,4 @@
-"""Gated delta nets on CPUs: what a request's rows come to does not depend on what was drafted."""
+"""Gated delta nets on CPUs: the output of a request's rows does not depend on what was drafted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = WIDTH - 1 + K
 
 @pytest.fixture(scope="module")
 def layer() -> Any:
-    """As far as its core goes."""
+    """As much of a layer as its core needs."""
     torch.manual_seed(0)
 
     def rearrange(mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -36,8 +36,8 @@ def layer() -> Any:
 
 
 def run(layer: Any, steps: list[list[tuple[int, int]]], forward: Any = forward_drafts) -> Any:
-    """The output of each request's rows; `steps` have right and wrong rows of every request. Those
-    stand in another order in each step."""
+    """Output of each request's rows. `steps` gives the right and wrong rows of every request; the
+    order of requests differs in each step."""
     torch.manual_seed(1)
     count = len(steps[0])
     total = [sum(right for right, _ in request) for request in zip(*steps, strict=True)]
@@ -88,7 +88,8 @@ def test_drafts_of_any_length_leave_the_state_of_what_was_accepted(layer: Any) -
 def test_whole_drafts_go_through_vllms_own_function(
     layer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is faster on some machines, and right for these; else this file can be deleted."""
+    """It is faster on some machines, and right for whole drafts. If it is right for shorter ones,
+    too, this file can be deleted."""
     assert gdn_attention._spec_forward in (_of_whole_drafts, forward_drafts)
     whole = [[(3, 5), (1, 7)], [(8, 0), (5, 3)], [(5, 3), (8, 0)], [(1, 7), (3, 5)]]
     plain = run(layer, [[(1, 0), (1, 0)]] * 17)

@@ -1,4 +1,4 @@
-"""What the speculator does around vLLM's: forgets, grades, runs a block or none, chooses."""
+"""What the speculator adds to vLLM's: it forgets, grades, runs a block or none, and chooses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ..
 
 
 def run(speculator: Any, step: Any) -> None:
-    """A step of four requests."""
+    """Run a step of four requests."""
     speculator.expect(step)
     ones = torch.ones(4, dtype=torch.int32)
     speculator.observe_verification(torch.arange(4), ones, ones)
@@ -91,14 +91,14 @@ def run(speculator: Any, step: Any) -> None:
         (Directions(True), 2, "vLLM: 2, no graph: False"),
         (Directions(False), 3, "vLLM: 0, no graph: True"),
         (Directions(False), 0, "vLLM: 0, no graph: True"),
-        (None, 3, "vLLM: 3, no graph: False"),  # nobody plans
+        (None, 3, "vLLM: 3, no graph: False"),  # nothing is planned
         (None, 0, "vLLM: 0, no graph: True"),
     ],
 )
 def test_a_step_top_to_bottom(
     done: list[str], directions: Directions | None, places: int, expected: str
 ) -> None:
-    """Without a block vLLM 0.33 stores context and does no more."""
+    """Without a block, vLLM 0.33 only stores context."""
     speculator = bare()
     run(speculator, scheduled(directions, places))
     block = not expected.startswith("vLLM: 0")
@@ -131,13 +131,13 @@ def test_dummy_steps_choose_nothing_and_are_not_counted(done: list[str]) -> None
     assert len(done) == 1
     speculator.runs_target_alone = False
     speculator.propose(SimpleNamespace(num_reqs=5), *[None] * 7, dummy_run=True)
-    assert len(done) == 1  # of five blocks, rows lie beyond the buffers
+    assert len(done) == 1  # the rows of five blocks do not fit in the buffers
 
 
 def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
     monkeypatch: pytest.MonkeyPatch, done: list[str]
 ) -> None:
-    """And those alone: `c` and `b` are new, `gone` has left again."""
+    """No others are: `c` and `b` are new, `gone` has left again."""
     speculator = bare()
     speculator.step.slots.records[:, 0] = BLOCK
     seen: list[list[int]] = []
@@ -151,7 +151,7 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
 def test_what_is_reported_became_of_this_steps_drafts(
     monkeypatch: pytest.MonkeyPatch, done: list[str]
 ) -> None:
-    """As it was when the step was graded, whatever the next one writes."""
+    """The report is as graded in the step, whatever the next one writes."""
     speculator = bare()
     numbers = iter([1.0, 2.0])
     monkeypatch.setattr(module, "grade", lambda _, __, found, *___: found.fill_(next(numbers)))
@@ -175,13 +175,13 @@ def test_what_was_learned_is_taken_over(done: list[str]) -> None:
     assert speculator.step.slots.rates[1].unique().tolist() == [0.5]
     assert told == [directions]
     nobody = scheduled(Directions(False))
-    nobody.total_num_scheduled_tokens = 0  # nothing is verified, and nothing drafted
+    nobody.total_num_scheduled_tokens = 0  # nothing is verified or drafted
     speculator.expect(nobody)
     assert told == [directions]
 
 
 def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the last step was."""
+    """Whatever the last step ran."""
     seen: list[bool] = []
     monkeypatch.setattr(DFlashSpeculator, "capture", lambda self: seen.append(self._runs_block))
     speculator = bare()
@@ -194,7 +194,7 @@ def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> No
     ("largest", "block_rows", "most_requests", "requests"),
     [
         (512, 16, 256, [40, 50, 62, 77, 96, 120, 128]),
-        (512, 16, 41, [40, 41]),  # or what a step has rows for
+        (512, 16, 41, [40, 41]),  # as many as a step has rows for
         (512, 8, 64, []),
         (4, 16, 64, [1]),
         (4, 32, 64, []),
@@ -203,7 +203,7 @@ def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> No
 def test_sizes_of_the_drafters_graphs(
     largest: int, block_rows: int, most_requests: int, requests: list[int]
 ) -> None:
-    """Those of the target, and some up to four times as large."""
+    """The target's sizes, and some up to four times as large."""
     found = block_capture_sizes([1, 2, largest], block_rows, most_requests)
     assert found == [1, 2, largest, *(count * block_rows for count in requests)]
 
@@ -215,8 +215,8 @@ def test_texts_that_would_take_too_much_memory_are_not_looked_up(length: int, fi
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])
 def test_the_newest_context_is_kept_for_lilicorr(version: str) -> None:
-    """It is that of each request's last row that was not rejected; of padding, any row that is
-    there."""
+    """It is the context of each request's last row that was not rejected. For padding, any row that
+    exists will do."""
     speculator = bare()
     speculator.hidden_states = torch.arange(20.0).view(10, 2)
     speculator.newest_context = None
@@ -225,7 +225,7 @@ def test_the_newest_context_is_kept_for_lilicorr(version: str) -> None:
     where: tuple[Any, ...] = (3, starts)
     if version == "0.32":
         where = (SimpleNamespace(num_reqs=3, query_start_loc=starts),)
-    speculator.prepare_context_anchor(*where, rejected)  # of another drafter
+    speculator.prepare_context_anchor(*where, rejected)  # another drafter does not need it
     speculator.newest_context = torch.full((4, 2), -1.0)
     speculator.prepare_context_anchor(*where, rejected)
     assert speculator.newest_context.tolist() == [[4, 5], [8, 9], [0, 1], [-1, -1]]

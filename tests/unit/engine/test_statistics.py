@@ -1,4 +1,4 @@
-"""What is counted of steps: every number exactly."""
+"""What is counted for steps, with exact numbers."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ NOTHING = {
 
 
 def changed(statistics: DraftStatistics) -> dict[str, Any]:
-    """What is not as at the start, but for seconds."""
+    """Entries that differ from the start, except seconds."""
     now = statistics.to_dict()
     assert list(now) == list(NOTHING)
     names = [name for name in now if "seconds" not in name]
@@ -40,12 +40,12 @@ def step_of(plan: Plan | None = None, **changes: Any) -> Step:
 
 
 def drafted_step(**changes: Any) -> Step:
-    """The first and the last are drafted; 50 ms, of which 40 the target's, 8 the drafter's."""
+    """The first and last are drafted. 50 ms, of which the target takes 40 and the drafter 8."""
     plan = Plan(np.array([True, False, True]), width=3, price=1.0, speedup=1.5)
     numbers = {
         "produced": np.array([3, 1, 1]),
         "verified": np.array([2, 2, 0]),
-        "lengths": np.array([2, 3, 0]),  # the second was not drafted, so its length is none
+        "lengths": np.array([2, 3, 0]),  # the second was not drafted, so its length does not count
         "could_draft": True,
         "draft_rows": 8,
         "draft_seconds": 0.008,
@@ -67,7 +67,7 @@ def test_before_anything_happens() -> None:
 def test_what_was_verified() -> None:
     statistics = DraftStatistics(3)
     step = Step("abcde", np.array([4, 1, 1, 0, 2]))
-    step.verified = np.array([7, 0, 1, 5, 2])  # the fourth one's sample was discarded
+    step.verified = np.array([7, 0, 1, 5, 2])  # the fourth request's sample was discarded
     for _ in range(2):
         statistics.observe_verification(step)
     assert changed(statistics) == {
@@ -83,7 +83,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
     statistics = DraftStatistics(3)
     step = Step("abcde", np.array([4, 1, 1, 0, 2]))
     step.verified = np.array([7, 3, 1, 5, 2])
-    step.verified_free = np.array([7, 3, 0, 5, 0])  # the fourth one's sample was discarded
+    step.verified_free = np.array([7, 3, 0, 5, 0])  # the fourth request's sample was discarded
     for _ in range(2):
         statistics.observe_verification(step)
     assert changed(statistics) == {
@@ -99,7 +99,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
 
 
 def test_lengths_are_those_of_blocks() -> None:
-    """A request that was drafted, but took what its text predicts, had none of its block."""
+    """A request that was drafted but took what its text predicts has length 0."""
     statistics = DraftStatistics(3)
     taken = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
     statistics.observe(drafted_step(**taken), None)
@@ -155,8 +155,8 @@ def test_steps_of_one_length_for_all() -> None:
 def test_parts_are_never_more_than_the_whole(
     rows: list[tuple[int, bool, bool, int]], times: int
 ) -> None:
-    """For each request: drafts verified, whether they are free, whether it got tokens, and accepted
-    ones at most."""
+    """For each request: drafts verified, whether they are free, whether it got tokens, and the most
+    drafts accepted."""
     verified = np.array([count for count, _, _, _ in rows], int)
     free = verified * np.array([is_free for _, is_free, _, _ in rows], int)
     produced = [decodes * (1 + min(count, most)) for count, _, decodes, most in rows]
@@ -178,7 +178,7 @@ def test_parts_are_never_more_than_the_whole(
         (step_of(could_draft=True), {"skipped_steps": 1}),
         (step_of(nan_drafts=2), {"nan_drafts": 2}),
         (step_of(seconds=2.0, planning_seconds=0.5), {"planning_share": 0.25}),
-        (step_of(planning_seconds=0.5), {}),  # of a pause: no share of anything
+        (step_of(planning_seconds=0.5), {}),  # a pause: there is no time to take a share of
         (
             drafted_step(),
             {
@@ -230,7 +230,7 @@ def test_what_was_expected_against_what_came() -> None:
         "draft": {"estimated": 12.0, "measured": 8.0},
         "context": {"estimated": 4.0, "measured": 2.0},
     }
-    # In 50 ms, plain decoding makes 3 tokens in 25 ms twice; this made 5.
+    # In 50 ms, plain decoding makes 2 x 3 tokens, 3 in 25 ms; this step made 5.
     assert statistics.plain_tokens == pytest.approx(6)
     assert statistics.produced_tokens == 5
     assert statistics.to_dict()["predicted_speedup"] == pytest.approx(1.5)
@@ -238,13 +238,13 @@ def test_what_was_expected_against_what_came() -> None:
 
 
 def test_a_step_that_stands_for_several() -> None:
-    """Its times are means, and each of them counts."""
+    """Its times are means, and each of those steps counts."""
     statistics = DraftStatistics(3)
     estimate = StepEstimate(0.02, 0.5, 0.5, plain_seconds=0.02)
     statistics.observe(step_of(target_seconds=0.025, count=4), estimate)
     statistics.observe(step_of(target_seconds=0.05), estimate)
     assert statistics.to_dict()["costs_ms"] == {
-        "step": {"estimated": 20.0, "measured": 30.0},  # of five
+        "step": {"estimated": 20.0, "measured": 30.0},  # mean of five
         "draft": NO_TIME,  # none ran
         "context": NO_TIME,
     }

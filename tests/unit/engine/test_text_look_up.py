@@ -1,4 +1,4 @@
-"""What texts predict on the device, against a search written out; in Triton's interpreter."""
+"""What texts predict on the device, against a plain search; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_token_over_and_over(length: int) -> None:
 
 
 def test_of_equally_long_matches_the_last_one_counts() -> None:
-    """A longer one further ahead is preferred."""
+    """A longer match earlier in the text is preferred."""
     check([[1, 2, 3, 1, 2, 4, 1, 2], [9, 1, 2, 3, 1, 2, 4, 9, 1, 2]], 3)
     check([[1, 2, 3, *[8] * TILE, 1, 2, 4, *range(10, TILE), 1, 2]], 3)
 
@@ -52,7 +52,7 @@ def test_of_equally_long_matches_the_last_one_counts() -> None:
 def test_texts_longer_than_a_tile(
     start: int, most_programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The match lies anywhere, also across two tiles; programs take one part or several."""
+    """The match lies anywhere, also across two tiles. Programs take one part or several."""
     monkeypatch.setattr(text_look_up, "MOST_PROGRAMS", most_programs)
     text = [*range(100, 100 + 3 * TILE)]
     copied = text[start : start + LONGEST + 5]
@@ -64,7 +64,7 @@ def test_a_match_as_long_as_half_the_text() -> None:
 
 
 def test_no_match_goes_on_in_the_text_before() -> None:
-    """Texts that fill their rows lie one behind the other."""
+    """Texts that fill their rows are adjacent in memory."""
     texts = torch.tensor([[0, 0, 0, 0, 3], [1, 2, 3, 1, 2]], dtype=torch.int32)
     one, lens = torch.ones(1, dtype=torch.int32), torch.tensor([5, 5], dtype=torch.int32)
     found, newest = TextLookUp(1, 5, 2, CPU), torch.tensor([[3], [2]])

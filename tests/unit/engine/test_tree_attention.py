@@ -28,7 +28,7 @@ CASES = {
 
 @dataclass
 class Metadata:
-    """As vLLM's, of a batch."""
+    """vLLM's metadata of a batch, as far as it is read."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
@@ -51,13 +51,13 @@ def metadata_of(made: Made, case: Case) -> Metadata:
 
 
 def causal(made: Made, case: Case) -> torch.Tensor:
-    """Rows as vLLM's forward gives them: all requests are chains."""
+    """Rows that vLLM's forward returns: to it, all requests are chains."""
     chains = [each._replace(has_tree=False) for each in case.requests]
     return make(replace(case, requests=chains)).expected
 
 
 class Layer:
-    """With an implementation that has `forward` noted."""
+    """A layer whose implementation counts calls of vLLM's `forward`."""
 
     def __init__(self, made: Made, case: Case, flash_version: int | None) -> None:
         scores = made.scores
@@ -87,8 +87,8 @@ class Layer:
 
 
 def flash_attention(calls: list[dict[str, Any]]) -> Any:
-    """FlashAttention's function for ragged batches over a paged cache, as far as it is used here,
-    written out."""
+    """FlashAttention's function for ragged batches over a paged cache, written out as far as it is
+    used here."""
 
     def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **asked: Any) -> Any:
         calls.append(asked)
@@ -138,13 +138,13 @@ def test_rows_of_trees_see_their_ancestors(
     layer = Layer(made, case, version)
     attend_to_trees({"layer": layer}, made.trees)
     metadata = metadata_of(made, case)
-    for _ in range(2):  # as another layer of the same batch
+    for _ in range(2):  # the second time as another layer of the same batch
         output = torch.full_like(made.query, UNTOUCHED)
         layer.impl.forward(layer, made.query, None, None, made.kv_cache, metadata, output)
         torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
     assert layer.calls == 2 * (metadata.max_query_len > MOST_ROWS)
     assert len(flash_calls) == 2 * (version == 3 and not case.window)
-    for call in flash_calls:  # contexts of chains beside prompts have been read
+    for call in flash_calls:  # contexts of chains beside prompts were already read
         expected = [
             (request.context + 1) * (request.has_tree or not layer.calls)
             for request in case.requests
@@ -195,7 +195,7 @@ def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
 
 
 def config_of(**changed: Any) -> Any:
-    """An engine's, as far as it is looked at."""
+    """The fields of an engine's config that are read."""
     owners: dict[str, dict[str, Any]] = {
         "parallel_config": {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1},
         "compilation_config": {"pass_config": SimpleNamespace(fuse_attn_quant=False)},

@@ -1,4 +1,4 @@
-"""Draft trees as the device grows and walks them, beside plain Python; in Triton's interpreter."""
+"""Draft trees that the device grows and walks, against plain Python; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 @settings(max_examples=settings().max_examples // 3)
 @given(SEEDS, st.sampled_from([1, 3, 7, 15]), st.sampled_from([1, 2, 8, 15, 64]), st.booleans())
 def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: bool) -> None:
-    """Whatever is cut behind a node is not above it, and chances multiply to survival, corrected by
-    each request's own bias and everybody's."""
+    """Parents come before their nodes, so cutting the end leaves a tree. Chances multiply to
+    survival, corrected by the request's own bias and that of all requests."""
     world = Grown(seed, width, nodes, max(width, nodes) + is_wide)
     world.slots.everybody[0] = torch.tensor([40.0, 40.0 * world.random.random()])
     world.grow()
@@ -49,7 +49,7 @@ def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: 
 
 
 def test_chains_where_there_are_no_trees() -> None:
-    """Requests that must not have one, that are in their prompt, and whose text is followed."""
+    """Requests that must not have a tree, that are in their prompt, or whose text is followed."""
     world = Grown(1, 3, 8, 8, requests=5)
     first, forbidden, in_prompt, with_text, last = range(5)
     world.trees.may_branch[world.of_request[forbidden]] = 0
@@ -71,8 +71,8 @@ def test_chains_where_there_are_no_trees() -> None:
 
 
 def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
-    """A request had a tree with a chain of three, of which two came; beside one with a
-    chain in more places than a block has drafts."""
+    """One request had a tree with a chain of three, of which two were accepted. The other had a
+    chain, in more places than a block has drafts."""
     slots = DraftSlots(2, 4, CPU)
     slots.records[:, 0] = BLOCK
     survival = slots.records[:, HEAD + 4 : HEAD + 8]
@@ -92,16 +92,16 @@ def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.sampled_from([1, 8, 33, 64]), st.integers(0, 3))
 def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
-    """Trees of any size, cut anywhere, beside requests without one; part of a batch from `start`
-    on."""
+    """Trees of any size, cut anywhere, beside requests without one. Walks the part of a batch from
+    `start` on."""
     world = Grown(seed, 7, nodes, nodes)
     world.grow()
     world.walk(start)
 
 
 def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
-    """One that has a tree, one that has been cut, one with vLLM's placeholders behind its prompt,
-    one in its prompt and one without a tree."""
+    """One request has a tree, one a tree that was cut, one vLLM's placeholders after its prompt,
+    one is in its prompt, and one has no tree."""
     trees = TreeSlots(6, 4, 4, CPU)
     tree, cut, placeholders, in_prompt, chain = 3, 2, 5, 1, 0
     trees.depths[:] = torch.tensor([1, 1, 1, 1])
@@ -132,16 +132,16 @@ def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
 
 
 def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:
-    """At temperature 1, whatever the drafts are: pairs of tokens, drawn by vLLM's function."""
+    """At temperature 1, whatever the drafts are. vLLM's function draws pairs of tokens."""
     vocabulary, requests = 4, 500
     random = torch.Generator().manual_seed(5)
     first = torch.randn(vocabulary, generator=random)
-    second = torch.randn(vocabulary, vocabulary, generator=random)  # behind each first one
+    second = torch.randn(vocabulary, vocabulary, generator=random)  # after each first token
     tree = grown([[2, 0, 1], [3, 0, 2]], [[0.6, 0.3, 0.1], [0.5, 0.3, 0.2]], 6, last=0)
     trees = TreeSlots(requests, 2, 6, CPU)
     trees.sizes.fill_(6)
     trees.tokens[:], trees.parents[:] = torch.tensor(tree.tokens), torch.tensor(tree.parents)
-    behind = [first, *(second[token] for token in tree.tokens)]  # at depth 2 nobody looks
+    behind = [first, *(second[token] for token in tree.tokens)]  # not compared at depth 2
     starts, slots = 7 * torch.arange(requests + 1), torch.arange(requests)
     drawn = gumbel_sample(
         torch.stack(behind).repeat(requests, 1),
@@ -163,5 +163,5 @@ def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:
     for one in first.softmax(0).multinomial(requests, True, generator=random).tolist():
         expected[one, int(second[one].softmax(0).multinomial(1, generator=random))] += 1
     assert p_value(pairs, expected) > 0.01
-    pairs[2, 3] += 120  # what a walk that likes its drafts would bring
+    pairs[2, 3] += 120  # as if the walk preferred its drafts
     assert p_value(pairs, expected) < 0.01

@@ -1,4 +1,4 @@
-"""The kernels that attend to draft trees against attention written out, in Triton's interpreter."""
+"""Kernels that attend to draft trees, against plain attention; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUESTS = st.builds(
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Batches and layers of all kinds; beside trees, prompts may have rows beyond any tree's."""
+    """Batches and layers of all kinds. A prompt beside trees may have more rows than any tree."""
     requests = draw(st.lists(REQUESTS, min_size=1, max_size=3))
     everybody = draw(st.booleans())
     if not everybody and draw(st.booleans()):
@@ -78,7 +78,7 @@ def test_contexts_are_split_as_far_as_programs_are_idle(tiles: int, expected: in
 
 
 def test_a_prompts_rows_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts beside a prompt are split as they are without it, and parts have no rows of it."""
+    """Contexts beside a prompt are split as without it, and the parts have none of its rows."""
     case = Case([Request(60, 7), Request(30, 190, has_tree=False), Request(20, 5)], most_nodes=7)
     case.everybody = False
     made = make(case)
@@ -98,7 +98,7 @@ def test_sequences_shorter_than_their_rows_reach_no_block_before_the_table() -> 
     case = Case([Request(0, 9), Request(0, 15)])
     made = make(case)
     made.batch.seq_lens.fill_(1)
-    # Before the table stands a block, and before the cache are numbers, that are none.
+    # There is a block number before the table, and NaN before the cache.
     cache = torch.cat([torch.full_like(made.kv_cache[:1], torch.nan), made.kv_cache.nan_to_num()])
     table = torch.zeros_like(torch.cat([made.batch.block_table[:1], made.batch.block_table]))
     made.kv_cache, made.batch.block_table = cache[1:], table[1:]

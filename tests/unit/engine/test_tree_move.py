@@ -1,4 +1,4 @@
-"""What moves accepted nodes of draft trees, beside loops, in Triton's interpreter."""
+"""The kernels that move accepted nodes of draft trees, against loops; in Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets draft trees, and how many places are kept for them."""
+"""Which requests get draft trees, and how many places are kept for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_is_drawn_from_a_rows_logits_may_be_a_tree() -> None:
 
 
 def engine(**changes: Any) -> Any:
-    """What an engine's config says of what trees cannot go with, with `changes` by dotted name."""
+    """Fields of an engine's config that can rule out trees. `changes`: by name, owner__field."""
     one_rank = dict.fromkeys(
         (
             "pipeline_parallel_size",
@@ -87,14 +87,14 @@ def test_engines_that_get_chains(changes: dict[str, Any], why: str | None) -> No
 
 
 def test_installed_logits_processors_mean_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM loads them without being told."""
+    """vLLM loads them without being asked."""
     found = {"vllm.logits_processors": ["somebody's"]}
     monkeypatch.setattr(tree_requests, "entry_points", lambda group: found[group])
     assert "logits processors" in str(why_chains(engine()))
 
 
 def test_without_a_step_that_walked_nothing_was_a_tree() -> None:
-    """So blocks of an engine that refuses trees are learned from as chains are."""
+    """An engine that refuses trees then learns from its blocks as from chains."""
     assert (TreeSlots(3, 5, 5, torch.device("cpu")).chains == -1).all()
 
 
@@ -103,8 +103,8 @@ def requests(*params: SamplingParams) -> Any:
 
 
 def test_places_for_trees_and_for_chains() -> None:
-    """One that may have a tree, one that may not, one near its end, one without drafts, and one
-    that is gone."""
+    """One request may have a tree, one may not, one is near its end, one has no drafts, and one is
+    gone."""
     fine, logprobs = SamplingParams(), SamplingParams(logprobs=1)
     living = requests(fine, logprobs, fine, fine)
     living = {name: living[name] for name in "3102"}
@@ -120,11 +120,11 @@ def test_places_for_trees_and_for_chains() -> None:
     longer = PlacesOfTrees(31).places(
         np.full(2, 15), list("01"), living, np.full(2, 100), np.full(2, 500), 1000
     )
-    assert longer.tolist() == [[7, 15], [15, 15], [31, 15]]  # of a chain nothing is cut
+    assert longer.tolist() == [[7, 15], [15, 15], [31, 15]]  # chains are not cut
 
 
 def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By slot, whatever the order in which they come; of others nothing is changed."""
+    """Slots count, not the order in which requests come. Other slots do not change."""
     trees = DraftTrees(6, 7, 15, 15, torch.device("cpu"))
     states: Any = SimpleNamespace(req_id_to_index={"old": 1, "free": 4, "logs": 0, "idle": 3})
     trees.is_attached, trees._states = True, states
@@ -147,7 +147,7 @@ def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_step_has_rows_for_all_requests() -> None:
-    """vLLM would leave out those that come last."""
+    """vLLM would leave out the requests that come last."""
     living = requests(*[SamplingParams()] * 4)
     batch = list("0123"), living, np.full(4, 100), np.full(4, 500)
     places = PlacesOfTrees(31)

@@ -1,4 +1,4 @@
-"""Where vLLM's adaptive verification holds, asked with vLLM's own functions of made-up backends."""
+"""When vLLM's adaptive verification is possible, by vLLM's own functions and fake backends."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def layer(
     """A layer with a backend of its own.
 
     Args:
-        support: of its metadata builder for CUDA graphs, once the setting is on.
-        exact: it must know on the host how many rows each request has.
-        bound: the widest ragged batch it says it can replay.
-        has_cache: it does not share another layer's.
+        support: CUDA graph support of its metadata builder, once the setting is on.
+        exact: whether it must know on the host how many rows each request has.
+        bound: widest ragged batch that it claims to replay.
+        has_cache: whether it has a cache of its own, rather than another layer's.
     """
 
     class Builder:
@@ -106,7 +106,7 @@ def test_where_every_layer_can() -> None:
         ([layer(), layer(exact=True)], [layer()], "must know each request's rows on the host"),
         ([layer(), layer(UNIFORM)], [layer()], "no CUDA graphs for ragged batches"),
         ([layer(UNIFORM, bound=7)], [layer()], "no CUDA graphs for ragged batches"),
-        # vLLM asks the target alone, and would fail once it finds no graph to measure.
+        # vLLM asks only the target, and would fail as soon as it finds no graph to measure.
         ([layer()], [layer(SINGLE)], "no full CUDA graphs for batches of drafts"),
         ([layer()], [layer(NEVER)], "no full CUDA graphs for batches of drafts"),
     ],
@@ -140,7 +140,7 @@ def test_beside_settings_that_vllm_refuses_with_it(setting: str, is_refused: boo
     ("backend", "trims"), [(Mamba2AttentionBackend, not IS_032), (GDNAttentionBackend, False)]
 )
 def test_layers_with_states(backend: Any, trims: bool) -> None:
-    """vLLM's own backends: Mamba2's kernels of 0.33 go by rows that the device counts."""
+    """vLLM's own backends. In 0.33, Mamba2's kernels use the row counts on the device."""
     spec = MambaSpec(block_size=16, shapes=((2, 2),), dtypes=(torch.float32,))
     keeper = SimpleNamespace(get_attn_backend=lambda: backend, get_kv_cache_spec=lambda _: spec)
     found = asked([layer(), keeper], [layer()])

@@ -43,7 +43,7 @@ def test_permission_for_amx_is_asked_where_there_is_amx(
 
 
 def test_rows_whose_token_is_thrown_away_have_no_generator_while_it_is_sampled() -> None:
-    """Three have seeds, one is in the midst of its prompt; behind them lies an earlier batch."""
+    """Three rows have seeds, and one of them is in its prompt. An earlier batch's row follows."""
     generators = {row: torch.Generator() for row in (0, 1, 3)}
     before = dict(generators)
     discarded = SimpleNamespace(np=torch.tensor([False, True, True, False, True]).numpy())
@@ -56,14 +56,14 @@ def test_rows_whose_token_is_thrown_away_have_no_generator_while_it_is_sampled()
 
 
 def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by its own block table. Of blocks of 8 tokens: columns, tokens before the step, rows,
-    drafts and tokens kept."""
+    """Each request has its own block table. Blocks have 8 tokens. A step: column, tokens before it,
+    rows, drafts, and tokens kept."""
     steps = [
-        (1, 9, 4, 3, 2),  # does not come to an end
-        (1, 9, 4, 3, 4),  # 10 up to the bonus token, 13 kept: neither
-        (2, 13, 4, 3, 4),  # 14 and 17: the end at 16, 2 rows behind the bonus token's
-        (1, 12, 4, 3, 4),  # 13 and 16: exactly to the end, where it is
-        (1, 12, 4, 0, 1),  # a chunk of a prompt, which ends there
+        (1, 9, 4, 3, 2),  # does not reach the end of a block
+        (1, 9, 4, 3, 4),  # 10 tokens with the bonus token, 13 kept: no block ends
+        (2, 13, 4, 3, 4),  # 14 and 17: the end is at 16, 2 rows after the bonus token's
+        (1, 12, 4, 3, 4),  # 13 and 16: exactly to the end, in the same column
+        (1, 12, 4, 0, 1),  # a chunk of a prompt that ends there
     ]
     columns, computed, rows, drafted, kept = zip(*steps, strict=True)
     names = ("mamba_state_idx", "num_computed_tokens", "num_scheduled_tokens", "num_draft_tokens")
@@ -113,7 +113,7 @@ def test_a_rank_takes_its_own_name_off_the_shared_memory(
 
 
 def test_integers_are_gathered_as_floating_point_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 64 bits, which come back as they were; all else goes as it is."""
+    """This is for 64 bits, and they come back unchanged. All else is gathered as it is."""
     seen: list[torch.dtype] = []
 
     def gather(output: torch.Tensor, given: torch.Tensor, group: Any) -> None:
@@ -134,7 +134,7 @@ def test_integers_are_gathered_as_floating_point_numbers(monkeypatch: pytest.Mon
 
 
 def test_every_table_of_rotations_is_as_long_as_the_target() -> None:
-    """YaRN's, whose class is its own, most of all; tables that are long enough stay."""
+    """Above all YaRN's, which has a class of its own. Tables that are long enough do not change."""
 
     class Yarn(RotaryEmbedding):
         def __init__(self, rows: int) -> None:
@@ -152,7 +152,7 @@ def test_every_table_of_rotations_is_as_long_as_the_target() -> None:
     ("layers", "is_set"),
     [
         ([(None, True), (128, True)], True),
-        ([(None, True), (128, False)], True),  # the drafter has none
+        ([(None, True), (128, False)], True),  # the drafter has no sinks
         ([(None, False), (128, False)], False),
         ([(128, True), (128, True)], False),
     ],
@@ -175,8 +175,8 @@ def test_keys_are_not_split_where_windows_and_sinks_meet(
 
 
 def test_bonus_rows_come_behind_their_drafts() -> None:
-    """Four requests want 5 tokens before token 2: 3 written and 0, 1, 2 drafts before the
-    bonus row, 4 and 0."""
+    """Four requests need 5 tokens before token 2. Three have 3 tokens, and 0, 1 and 2 drafts before
+    the bonus row; the last has 4 tokens and no drafts."""
     processor = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
     added: Any = [
         (
@@ -193,11 +193,11 @@ def test_bonus_rows_come_behind_their_drafts() -> None:
         masked = processor.apply(torch.zeros(4, 3))
     assert masked.isneginf()[:, 2].tolist() == [True, True, False, True]
     assert not masked.isneginf()[:, :2].any()
-    assert processor.apply(torch.zeros(4, 3)).isneginf()[:, 2].all()  # as vLLM has it
+    assert processor.apply(torch.zeros(4, 3)).isneginf()[:, 2].all()  # without the fix
 
 
 def test_who_takes_a_place_inherits_no_budget() -> None:
-    """Requests 0 and 3 have budgets; the last one moves to 0, and 3 to 1."""
+    """Requests 0 and 3 have budgets. The last request moves to 0, and 3 moves to 1."""
     holder: Any = SimpleNamespace(is_enabled=True, _state={0: "of 0", 3: "of 3"})
     one_way = MoveDirectionality.UNIDIRECTIONAL
     moved = [(4, 0, one_way), (3, 1, one_way)]
@@ -220,10 +220,10 @@ def test_what_was_forced_in_a_step_is_forgotten_with_it(monkeypatch: pytest.Monk
     ("tokens", "computed", "placeholders", "goes_on_at"),
     [
         (20, 19, 0, 19),  # a turn ends with the last token of its step
-        (20, 20, 0, 19),  # one that was accepted is thrown away
+        (20, 20, 0, 19),  # an accepted token is thrown away
         (20, 25, 0, 19),
-        (20, 24, 5, 19),  # asynchronous: five of those are still to come
-        (20, 12, 0, 12),  # of a prompt
+        (20, 24, 5, 19),  # asynchronous: five of these are still to come
+        (20, 12, 0, 12),  # in a prompt
     ],
 )
 def test_a_session_goes_on_from_its_last_token(

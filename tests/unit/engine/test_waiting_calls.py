@@ -1,4 +1,4 @@
-"""Whether the count of what waits sees what waits."""
+"""Whether the count of waiting calls sees them all."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_what_waits_is_noted(kind: str, look: Callable[[], object]) -> None:
     found = Counter[str]()
     with waits_noted(found):
         look()
-    assert not found  # it is nobody's of ours
+    assert not found  # the call is not in our code
     with waits_noted(found, folder=HERE):
         look()
     assert {name.split(" at ")[0] for name in found} == {kind}

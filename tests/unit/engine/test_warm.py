@@ -1,4 +1,4 @@
-"""Hazard 10: what changes after warm-up is counted."""
+"""Hazard 10: changes after warm-up are counted."""
 
 import os
 import subprocess
@@ -20,10 +20,10 @@ from vllm_dflash.engine.warm import WarmState
 def test_a_buffer_that_moves_is_counted_once() -> None:
     holder = SimpleNamespace(one=torch.zeros(4), other=torch.zeros(4), size=4)
     state = WarmState(lambda: (None, holder))
-    holder.one = torch.zeros(5)  # before it is warm, anything goes
+    holder.one = torch.zeros(5)  # allowed before warm-up has ended
     state.seal()
     assert state.to_dict() == {"captures_after_warmup": 0, "reallocations_after_warmup": 0}
-    kept = holder.other  # lest the new one gets the old one's place
+    kept = holder.other  # keeps the new buffer from getting its memory
     holder.other = torch.zeros(4)
     assert kept.data_ptr() != holder.other.data_ptr()
     assert state.to_dict()["reallocations_after_warmup"] == 1
@@ -38,7 +38,7 @@ def test_a_new_buffer_is_counted() -> None:
 
 
 def test_candidates_of_trees_that_move_are_counted() -> None:
-    """Graphs write what the next trees are grown of."""
+    """Graphs write them, and the next trees grow from them."""
     trees = DraftTrees(2, 3, 4, 4, torch.device("cpu"))
     step = DeviceStep(2, Drafts(*(torch.zeros(2, 3) for _ in range(3))), None, trees)
     state = WarmState(step.owners)
@@ -82,7 +82,7 @@ def test_compilations_of_numba_are_counted() -> None:
 
 
 def test_compilations_are_counted_once_however_many_engines_there_were() -> None:
-    """Also behind `torch._dynamo.reset`, which forgets who listens."""
+    """Also after `torch._dynamo.reset`, which forgets its listeners."""
     states = [WarmState(tuple) for _ in range(3)]
     torch._dynamo.reset()
     for state in states:
@@ -92,7 +92,7 @@ def test_compilations_are_counted_once_however_many_engines_there_were() -> None
 
 
 def test_it_counts_where_nothing_is_compiled() -> None:
-    """TORCHDYNAMO_DISABLE=1, with which people look for faults: engines start as plain ones do."""
+    """TORCHDYNAMO_DISABLE=1, which people set to look for faults: engines start as usual."""
     code = (
         "from vllm_dflash.engine.v1.proposer import RANKS\n"
         "from vllm_dflash.engine.warm import WarmState\n"

@@ -1,4 +1,4 @@
-"""Warnings of drafts that are not finite, or never accepted: once, and with what to do."""
+"""Warnings about drafts that are not finite or never accepted: once each, with advice."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Watched:
         self.watch = DraftWatch(self.statistics, target="T", drafter="D")
 
     def look(self) -> list[str]:
-        """What is said at the end of a step."""
+        """Lines that are logged at the end of a step."""
         with log_lines() as lines:
             self.watch.tick()
         return lines
 
     def verify(self, times: int, accepted: int) -> list[str]:
-        """In as many steps as it takes, and said at the end of them."""
+        """Verify in as many steps as a warning needs; return the lines that are logged."""
         with log_lines() as lines:
             for _ in range(ENOUGH_STEPS - 1):
                 self.watch.tick()
@@ -28,7 +28,7 @@ class Watched:
         return lines + self.look()
 
     def verify_free(self, times: int, accepted: int) -> list[str]:
-        """Drafts that texts predicted."""
+        """Verify drafts that texts predicted."""
         self.statistics.free_verifications += times
         self.statistics.free_accepted_tokens += accepted
         return self.verify(times, accepted)
@@ -54,7 +54,7 @@ def test_acceptance_stuck_at_zero() -> None:
 
 
 def test_many_requests_that_are_rejected_at_once() -> None:
-    """Those of one prompt write the same, so a single step of many tells as much as of one."""
+    """Requests with the same prompt write the same, so a step of many tells no more than one."""
     watched = Watched()
     for accepted in (0, ENOUGH_VERIFICATIONS):
         watched.statistics.verifications += ENOUGH_VERIFICATIONS

@@ -1,4 +1,4 @@
-"""What workers add to the start of an engine, and to the end of a step."""
+"""What workers add to an engine's start and to the end of a step."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ from vllm_dflash.planning.step import Step
 
 
 def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM asks for tokens all the same, gets None, and then says what the failure was."""
+    """vLLM still asks for tokens, gets None, and then reports the failure."""
     monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: None)
     worker: Any = object.__new__(GPUWorker)
     worker._facts_to_send = "sent with the first output"
@@ -46,8 +46,8 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
 def blocks_dropped(
     known: dict[str, Any], finished: set[str], *, caches_prefixes: bool
 ) -> list[int]:
-    """Rows of requests that the runner knows; those named `ended` and `other` still have rows. A
-    new one found the first of its two blocks, 8 and 9."""
+    """Blocks dropped from the backlog. `known`: requests that the runner knows; `ended` and `other`
+    still have rows. A new request found the first of its two blocks, 8 and 9."""
     proposer: Any = object.__new__(PlannedProposer)
     dropped: list[int] = []
     cache = SimpleNamespace(enable_prefix_caching=caches_prefixes)
@@ -71,7 +71,7 @@ def blocks_dropped(
 
 
 def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
-    """Somebody else may have them by now, whose context waits for them."""
+    """Another request may have them now, and its context may wait for them."""
     ended = SimpleNamespace(block_ids=([5],), num_tokens=9)
     preempted = SimpleNamespace(block_ids=([6],), num_tokens=9)
     finished = {"ended", "preempted", "of another time"}
@@ -91,7 +91,7 @@ def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
 def test_one_request_with_drafts_is_enough_to_send_them(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int], are_sent: bool
 ) -> None:
-    """To processes that the engine would not call for drafts."""
+    """They go to processes that the engine would not call for drafts."""
     worker: Any = object.__new__(V1CPUWorker)
     worker.vllm_config = None
     step = Step(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
@@ -103,7 +103,7 @@ def test_one_request_with_drafts_is_enough_to_send_them(
 
 
 def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the text away."""
+    """The step removes its text."""
     worker: Any = object.__new__(DraftingWorker)
     told: list[Any] = []
     worker.drafter = object.__new__(PlannedProposer)
@@ -120,7 +120,7 @@ def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.Monke
 
 
 def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On V1, vLLM looks at the longest of a batch."""
+    """On V1, vLLM looks at the longest request of a batch."""
     for name in ("PlannedProposer", "DraftRejectionSampler"):
         monkeypatch.setattr(f"vllm_dflash.engine.v1.v1_worker.{name}", lambda *_, name=name: name)
     worker: Any = object.__new__(V1CPUWorker)
@@ -140,7 +140,7 @@ def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.Mon
 
 
 class Drafter:
-    """Counts the steps that run; what it did before a user's first is not to be seen."""
+    """Counts the steps that run. What it did before a user's first step must not show."""
 
     def __init__(self) -> None:
         self.statistics = DraftStatistics(7)
@@ -189,7 +189,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
         return "seconds"
 
     def plan(self: Any) -> None:
-        """What runs here may compile kernels, which the monitor ends an engine for."""
+        """Compile kernels, perhaps: the monitor would end the engine for it."""
         assert not monitored
         self.drafter.run(5)
 
@@ -236,7 +236,7 @@ def test_new_weights_for_a_drafter_are_refused_before_anything_changes(is_draft:
 def test_what_was_learned_is_kept_while_the_engine_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By one rank: not all engines come to an orderly end."""
+    """One rank writes it. Not all engines shut down in order."""
     options = SimpleNamespace(drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(Mode, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
@@ -266,7 +266,7 @@ def test_a_runner_that_built_another_drafter_is_refused(kind: type) -> None:
 
 
 def test_what_a_worker_found_out_is_sent_once() -> None:
-    """Again, it would undo what the scheduler has learned since."""
+    """Sent again, it would undo what the scheduler has learned since."""
     worker: Any = object.__new__(GPUWorker)
     worker.drafter = SimpleNamespace(counted=lambda output: output)
     worker._facts_to_send = WorkerFacts(profiled_costs(), [0, 7])
@@ -284,7 +284,7 @@ def test_what_a_worker_found_out_is_sent_once() -> None:
 def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
     monkeypatch: pytest.MonkeyPatch, kind: type, has_grammar: bool
 ) -> None:
-    """Without one, on V1, the call that runs the target also samples."""
+    """Without a grammar, on V1, the call that runs the target also samples."""
     worker: Any = object.__new__(kind)
     worker.draft_groups = []
     worker.drafter = SimpleNamespace(expect=lambda step: None)
@@ -296,7 +296,7 @@ def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
 
 
 def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have their own cache groups, whose numbers and sizes are others than the target's."""
+    """They have their own cache groups, with other numbers and block sizes than the target's."""
     monkeypatch.setattr(CPUWorker, "initialize_from_config", lambda *_: None)
     monkeypatch.setattr(DraftingWorker, "execute_model", lambda *_: None)
     layers = [
@@ -341,7 +341,7 @@ def test_a_cpu_worker_fixes_its_kernels_before_they_run(monkeypatch: pytest.Monk
 
 def test_on_a_gpu_nothing_imports_v1_or_what_takes_cuda_out_of_torch() -> None:
     """vLLM's CPU worker replaces streams, events and pinned memory for the whole process, and V1
-    will leave vLLM. The product there, and what is run on GPUs to try it."""
+    will leave vLLM. Covers our package on a GPU, and what is run on GPUs to test it."""
     code = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
@@ -365,7 +365,7 @@ sys.exit(", ".join(wrong) or None)
 
 @pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])
 def test_every_worker_is_one_of_vllms_on_its_platform(kind: type) -> None:
-    """What ours add comes before it."""
+    """Our additions come before vLLM's in the method order."""
     assert issubclass(kind, DraftingWorker)
     assert issubclass(kind, CPUWorker) is (kind is not GPUWorker)
     order = kind.mro()

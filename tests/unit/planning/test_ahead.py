@@ -1,4 +1,4 @@
-"""Planning a step ahead, by hand: what is chosen, what is learned, and who is told."""
+"""Planning a step ahead, by hand: what is chosen, what is learned, and what is sent."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def by_hand(
     looks_up: bool = False,
     **rules: Any,
 ) -> AheadPlanner:
-    """Plan K drafts, each of which survives as a test says. n rows take 10 + n ms to verify, and (2
-    + n) / 4 to draft."""
+    """Plan K drafts, each with the given survival. n rows take 10 + n ms to verify, and (2 + n) / 4
+    ms to draft."""
     planner = AheadPlanner(len(curve), 8, looks_up=looks_up)
     planner.start(costs or straight_costs(), choices, **rules)
     planner.forecast = ToldForecast(np.array(curve), 0.5, 16)
@@ -56,7 +56,7 @@ def test_drafts_to_the_full_until_costs_are_known() -> None:
 def test_the_length_with_the_best_rate_is_chosen(
     curve: tuple[float, ...], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rate of a length, worked out one by one."""
+    """Compares the rate of every length, worked out one by one."""
     planner = by_hand(*curve, **ALIKE)
     rates = {0: count / (10 + count)}
     for length in (1, 2, 3):
@@ -101,7 +101,7 @@ def test_where_the_device_trims_all_get_all_places() -> None:
 
 @pytest.mark.parametrize("rules", [TRIMMED, ANY])
 def test_one_long_context_gets_no_drafts_and_short_ones_go_on(rules: dict[str, Any]) -> None:
-    """It is an inner one of four: a draft of it takes 92 ms more, a plain step takes 14."""
+    """The long one is an inner one of four. A draft there takes 92 ms more, a plain step 14."""
     costs = straight_costs()
     costs.records["attention"] = Attention(draft=0.5e-6)
     planner = by_hand(0.9, 0.8, 0.7, costs=costs, **rules)
@@ -172,7 +172,7 @@ def test_calibrations_learn_of_block_and_text_apart() -> None:
 
 
 def test_blocks_are_learned_of_by_their_own_confidence() -> None:
-    """Requests in their prompts, without a block, stand before others and between them."""
+    """Requests in their prompts, without a block, come before others and between them."""
     planner, block = AheadPlanner(3, 8), Calibration(3)
     planner.start(straight_costs(), range(4))
     confidence = np.array([[0.0] * 3, [0.7] * 3, [0.0] * 3, [0.4] * 3])
@@ -185,8 +185,9 @@ def test_blocks_are_learned_of_by_their_own_confidence() -> None:
 
 
 def test_what_a_step_brings_is_each_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three blocks of a batch of five, a text beside the first and the last, of which the last was
-    promised. An inner request has none, and one is in its prompt; both have texts, too."""
+    """Three of five requests have a block. The first and last of these also have a text, which was
+    promised for the last. An inner request has no block, and one is in its prompt; both have
+    texts."""
     planner, seen = AheadPlanner(3, 8, looks_up=True), list[Any]()
     planner.start(straight_costs(), range(4))
     monkeypatch.setattr(planner.forecast, "observe", lambda *what: seen.append(what))
@@ -221,7 +222,7 @@ def test_drafts_that_nobody_made_teach_nothing() -> None:
 
 
 def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
-    """What one request's text predicts comes true, the other one's predicts nothing."""
+    """Observe steps where one request's text comes true, and the other's predicts nothing."""
     for _ in range(times):
         step = step_of(names(2), np.array([3, 0]), np.array([3, 0]))
         told = outcomes_of([3, 0], 3, source=TEXT, known=[3, 0], came_true=[3, 0])
@@ -237,7 +238,7 @@ def test_where_a_text_goes_on_no_block_is_needed(rules: dict[str, Any]) -> None:
     assert not ahead.runs_block
     assert ahead.lengths[0] == 3
     assert planner.speedup > 1.5
-    # A block is run where it brings more to the other one than it takes.
+    # A block runs if it brings more to the other request than it takes.
     assert isinstance(planner.forecast, ToldForecast)
     planner.forecast = ToldForecast(np.array([0.95, 0.93, 0.9]), 0.5, 16)
     assert planner.plan(names(2), short(2)).runs_block
@@ -269,7 +270,7 @@ def test_a_match_that_has_ended_promises_what_is_typical() -> None:
 
 
 def test_what_a_blocks_step_brings_holds_surprises_of_texts() -> None:
-    """The drafts that are better are taken; that is the block's merit unless it was predicted."""
+    """The better drafts are taken. That is due to the block, unless it was predicted."""
     curves, found = np.array([[0.5, 0.2]] * 3), np.array([[0.9, 0.8], [0.9, 0.8], [0.1, 0.1]])
     promised = np.array([[0.0, 0.0], [0.9, 0.9], [0.0, 0.0]])
     seen = seen_with_a_block(curves, found, promised)
@@ -280,7 +281,7 @@ def test_what_a_blocks_step_brings_holds_surprises_of_texts() -> None:
 def test_costs_learn_what_a_step_took_without_the_block_in_it(
     draft_rows: int, drafting: float
 ) -> None:
-    """The time of a step holds the block behind the step before."""
+    """A step's time includes the block after the step before."""
     planner, costs = by_hand(0.1, 0.1, 0.1), straight_costs()
     step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     step.draft_rows, step.target_seconds, step.count = draft_rows, 0.015, 3
@@ -288,7 +289,7 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     alone.target_seconds, alone.count = 0.015 - drafting, 3
     of_alone = costs.observe(alone)
-    # What is compared with the step's time holds the block, too.
+    # The estimate that the step's time is compared with includes the block, too.
     assert estimate is not None
     assert estimate.target_seconds == pytest.approx(of_alone.target_seconds + drafting)
     assert estimate.plain_seconds == of_alone.plain_seconds
@@ -310,7 +311,7 @@ def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
 
 
 def test_blocks_that_pay_are_no_probes() -> None:
-    """Behind a probe they are planned: luck with one overturns nothing, and is no refund."""
+    """After a probe they are planned. Luck with one overturns nothing, and brings no refund."""
     planner = by_hand(*[0.01] * 3)
     probes = planner.probes
     assert isinstance(probes, ToldProbes)
@@ -363,19 +364,19 @@ def test_a_table_of_the_device_is_read_column_by_column() -> None:
 
 
 def test_what_plans_take_that_were_not_found_here() -> None:
-    """Rows, the block, and more where a step's requests are not alike, or have no graph."""
+    """Rows and the block, and more if a step's requests have different lengths, or no graph."""
     planner = by_hand(0.9, 0.8, 0.7, choices=(3, 7), ragged_seconds=1.0)
     plans = np.array([[3, 3], [7, 7], [7, 3], [5, 5]])
     block = (2 + 2 * 4) / 4000
     expected = [(10 + 2 + sum(plan)) / 1000 + block for plan in plans.tolist()]
     expected = [one + more for one, more in zip(expected, [0.0, 0.0, 1.0, 1.0], strict=True)]
     assert planner.seconds(plans, short(2)).tolist() == pytest.approx(expected)
-    assert planner._alike.tolist() == [3]  # of chains
+    assert planner._alike.tolist() == [3]  # for chains
 
 
 def test_what_a_chain_would_have_brought_behind_what_was_verified() -> None:
-    """Five drafts: three verified and all accepted, one of them not, all verified, and one whose
-    fourth was not finite."""
+    """K = 5. Three drafts are verified and all accepted; one of three is rejected; all five are
+    verified; the fourth of the last request was not finite."""
     planner = by_hand(*[0.5] * 5)
     confidence = np.tile([0.9, 0.9, 0.9, 0.5, 0.35], (4, 1))
     confidence[3, 3] = 0.0

@@ -1,4 +1,4 @@
-"""How many drafts of a step are verified: against all there are to choose, and by hand."""
+"""How many drafts of a step are verified: against all possible numbers, and by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SURVIVAL = st.lists(st.floats(0.0, 1.0, width=32), max_size=40)
 
 
 def seconds_of(load: Load, drafts: int) -> float:
-    """By `straight_costs`."""
+    """Seconds of a step, by `straight_costs`."""
     return (10 + load.rows + drafts) / 1000
 
 
@@ -31,7 +31,7 @@ def seconds_of(load: Load, drafts: int) -> float:
 def test_no_other_number_brings_more_than_its_time_is_worth(
     survival: list[float], requests: int, wanted: int, block_requests: int
 ) -> None:
-    """Decoding alone, that is the best rate."""
+    """If a step only decodes, that is the best rate."""
     scores, most = np.sort(survival)[::-1], len(survival)
     load = Load(requests, requests, 0.0, 0.0, 8 * block_requests)
     found = best_budget(straight_costs(), load, scores, 1, most, wanted)
@@ -75,7 +75,7 @@ def test_chances_of_several_steps_are_those_of_one() -> None:
 
 
 def test_beside_a_prompt_drafts_must_pay_for_themselves() -> None:
-    """The step is long anyway; a row more takes as long as ever. Where rows are free, all go."""
+    """The step is long anyway, but a row still takes its time. If rows are free, all drafts go."""
     scores = np.full(8, 0.05)
     alone, beside = Load(2, 2, 0.0, 0.0, 0), Load(2, 2002, 0.0, 0.0, 0)
     assert best_budget(straight_costs(), alone, scores, 1, 8) == 0
@@ -90,7 +90,7 @@ def test_drafts_behind_long_contexts_cost_their_reading() -> None:
     scores = np.full(4, 0.9)
     assert best_budget(costs, Load(1, 1, 100.0, 100.0, 0), scores, 1, 4) == 4
     assert best_budget(costs, Load(1, 1, 1e5, 1e5, 0), scores, 1, 4) == 0
-    # The step's own reading is no reason to leave drafts out, nor are others' contexts.
+    # Neither the step's own reading nor others' contexts are a reason to leave drafts out.
     assert best_budget(costs, Load(2, 2, 1e5, 100.0, 0), scores, 1, 4) == 4
 
 
@@ -104,7 +104,7 @@ def test_a_new_request_is_given_the_benefit_of_the_doubt() -> None:
 
 @given(st.data())
 def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None:
-    """Against lists: slots come and go, and are forgotten."""
+    """Compared with lists, while slots are used and forgotten."""
     count, width = 5, 3
     recent = RecentChances(count, width)
     assumed = [ASSUMED_RATE, ASSUMED_RATE**2, ASSUMED_RATE**3]
@@ -139,7 +139,7 @@ def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None
 
 
 def test_four_requests_of_which_some_have_nothing() -> None:
-    """One is not drafted, one in its prompt, one at its limit, one new."""
+    """One is not drafted, one is in its prompt, one at its limit, and one is new."""
     recent = RecentChances(8, 3)
     slots = np.array([1, 3, 5, 7])
     for _ in range(MOST_STEPS):
@@ -151,7 +151,7 @@ def test_four_requests_of_which_some_have_nothing() -> None:
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
     load = Load(3, 103, 300.0, 100.0, 0)
     costs = StepCosts.of(straight(10, 0.1), straight(1, 0), straight(0, 0), 8)
-    assert best_budget(costs, load, scores, steps, 6) == 3  # of those that are worth anything
+    assert best_budget(costs, load, scores, steps, 6) == 3  # only those that are worth anything
 
 
 def test_where_rows_are_free_to_an_edge_it_goes_to_the_edge() -> None:

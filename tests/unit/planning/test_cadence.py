@@ -1,4 +1,4 @@
-"""Which steps are planned anew."""
+"""Which steps get a new plan."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vllm_dflash.planning.cadence import MOST_STEPS, SOON, Cadence
 
 
 def due(cadence: Cadence, count: int, num_requests: int = 8) -> list[int]:
-    """Numbers of the steps that are due, of the first `count`."""
+    """Numbers of the steps that are due, out of the first `count`."""
     return [number for number in range(count) if cadence.is_due(num_requests)]
 
 
@@ -29,7 +29,7 @@ def test_mean_times_follow() -> None:
     cadence = Cadence()
     cadence.observe(1e-3, 1.0)
     for _ in range(40):
-        cadence.observe(1e-3, 0.0)  # after a pause: nobody knows
+        cadence.observe(1e-3, 0.0)  # after a pause, which has no time
         cadence.observe(1e-3, 0.01)
     assert due(cadence, 21) == [0, 10, 20]
 

@@ -1,4 +1,4 @@
-"""Acceptance estimates, against plain bookkeeping and against known truths."""
+"""Acceptance estimates, against plain bookkeeping and known truths."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ blocks = st.lists(
 
 @given(st.lists(blocks, min_size=1, max_size=3))
 def test_what_is_learned_equals_plain_bookkeeping(batches: list) -> None:
-    """One draft at a time, and one request."""
+    """The bookkeeping goes one draft and one request at a time."""
     chances, calibration, bias = Chances.of(WIDTH, 5), Calibration(WIDTH), Bias(5)
     for batch in batches:
         confidence = np.array([block[0] for block in batch])
@@ -74,7 +74,7 @@ def test_positions_behind_a_rejection_teach_nothing() -> None:
 
 
 def test_compared_with_what_was_expected() -> None:
-    """Only the accepted drafts and the first rejected one; what is behind that nobody looked at."""
+    """Only accepted drafts and the first rejected one count; those after it are not looked at."""
     chances = Chances.of(WIDTH, 4)
     confidence = np.array([[0.9, 0.8, 0.7]] * 4)
     # The second is rejected; all of two are accepted; the first is rejected; none were verified.
@@ -100,13 +100,13 @@ def test_an_observation_counts_half_after_two_thousand_others() -> None:
     chances = Chances.of(1, 2000)
     observe(chances, np.array([[0.2]]), np.array([1]), np.array([1]))
     observe(chances, np.full((2000, 1), 0.8), np.ones(2000, int), np.zeros(2000, int))
-    # 4 observations' worth of the drafter's own word, and 8 of all positions': here, of the same.
+    # The drafter's confidence is worth 4 observations, and all positions 8; here there is only one.
     pooled = (0.5 + 4 * 0.2) / (0.5 + 4)
     assert chances.acceptance(np.array([[0.2]])) == pytest.approx((0.5 + 8 * pooled) / (0.5 + 8))
 
 
 def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
-    """By hand: everybody's fades by 2% a block, a request's by a tenth."""
+    """By hand. The bias of all requests fades by 2% a block, a request's own by a tenth."""
     chances = Chances.of(4, 4)
     assert bias_of(chances, np.array([0, 3])).tolist() == [1.0, 1.0]
 
@@ -142,14 +142,14 @@ def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
 )
 def test_a_bias_raises_or_lowers_the_whole_curve(bias: float, curve: list[float]) -> None:
     chances = Chances.of(2, 2)
-    chances.bias[0] = 1e9, bias * 1e9  # next to which everybody's is nothing
+    chances.bias[0] = 1e9, bias * 1e9  # outweighs the bias of all requests
     confidence = np.array([[0.9, 0.4 / 0.9], [0.3, 0.0]])
     curves = expect(chances, np.arange(2), confidence, np.full(2, 2))
     assert curves == pytest.approx(np.array([curve, [0.3, 0.0]]))
 
 
 def test_a_bias_is_of_what_was_verified() -> None:
-    """Whether a text's drafts behind those came true is known as well: that teaches rates alone."""
+    """It may be known whether a text's later drafts came true, too. That teaches only the rates."""
     chances, row, verified, four = Chances.of(4, 1), np.array([0]), np.array([2]), np.array([4])
     expect(chances, row, np.full((1, 4), 0.5), four)
     chances.num_verified[:] = verified
@@ -160,7 +160,7 @@ def test_a_bias_is_of_what_was_verified() -> None:
 
 
 def test_drafts_that_wait_for_their_turn_are_not_forgotten() -> None:
-    """A step without their request has others' outcomes, and says nothing of them."""
+    """A step without their request has others' outcomes, and says nothing about theirs."""
     chances, confidence = Chances.of(WIDTH, 2), np.full((2, WIDTH), 0.5)
     expect(chances, np.arange(2), confidence, np.full(2, WIDTH))
     chances.num_verified[:] = WIDTH

@@ -1,4 +1,4 @@
-"""Compiled functions: where they are kept, and that an engine can start beside them."""
+"""Compiled functions: where they are kept, and that engines start if they cannot be kept."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ from vllm_dflash.planning.rehearsal import rehearse
 def test_they_are_kept_by_the_sources_of_the_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Holds for all: a compiled function holds those that it calls, from other files as well."""
+    """One key for all: a compiled function contains those that it calls, also from other files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("compiled.py", "other.py"):
         (tmp_path / name).write_text("one")
@@ -66,7 +66,7 @@ def test_a_wrong_shape_is_an_error_and_nobodys_memory() -> None:
 
 
 def test_vllm_may_look_into_llvmlite() -> None:
-    """As `vllm.triton_utils.dispatcher` does with every object of every module."""
+    """`vllm.triton_utils.dispatcher` does so with every object of every module."""
     assert isinstance(vars(ffi.lib), dict)
 
 
@@ -74,8 +74,8 @@ def test_vllm_may_look_into_llvmlite() -> None:
 def test_all_that_a_planner_asks_for_is_rehearsed(
     whose: str, plans: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was left out is compiled in a warm engine, whose requests wait for it: on GPUs whose
-    drafts are trimmed, `best_trimmed` was."""
+    """A function that is left out compiles in a warm engine, while its requests wait. On GPUs that
+    trim drafts, `best_trimmed` did."""
     asked: set[str] = set()
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

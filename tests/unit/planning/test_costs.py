@@ -10,7 +10,7 @@ from vllm_dflash.planning.step import Step
 
 
 def timed(num_requests: int, rows: int, seconds: float, draft_seconds: float = 0.0) -> Step:
-    """A step of so many rows, which drafted as many if that took any time."""
+    """A step of so many rows, which drafted as many if `draft_seconds` is given."""
     ids = [str(number) for number in range(num_requests)]
     step = Step(ids, np.ones(num_requests, dtype=int), rows, target_seconds=seconds)
     step.draft_seconds, step.draft_rows = draft_seconds, rows * (draft_seconds > 0)
@@ -98,7 +98,7 @@ def test_no_step_is_thought_to_take_no_time() -> None:
 
 
 def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
-    """Reading the weights is the prompts' cost then, so a row costs decoding just its own."""
+    """The prompts then pay for reading the weights, so decoding pays only for its own rows."""
     costs = profiled_costs()
     tokens = np.array([8, 16, 24])
     alone = costs.decoding(8, tokens)
@@ -109,7 +109,7 @@ def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
         profiled_costs().decoding(8, tokens + 64) - costs.verify.at(64), rel=1e-3
     )
     assert (shared < alone).all()
-    # Relative to a plain step, verifying is dearer than it is alone.
+    # Relative to a plain step, verifying costs more than it does alone.
     assert shared[1] / shared[0] > alone[1] / alone[0]
     for _ in range(400):
         costs.observe_batch(0)
@@ -117,7 +117,7 @@ def test_steps_shared_with_prompts_leave_less_to_gain() -> None:
 
 
 def test_no_decoding_is_thought_to_be_free() -> None:
-    """Steps faster than their profile, shared with prompts on a flat stretch of the curve."""
+    """Steps are faster than profiled, and shared with prompts on a flat stretch of the curve."""
     costs = profiled_costs()
     costs.records["verify"] = curve({1: 1.0, 64: 1.0, 128: 1.0}).records
     for _ in range(100):

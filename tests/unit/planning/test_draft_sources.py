@@ -91,12 +91,12 @@ curves_of_requests = st.lists(
 def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
     rates: list[list[float]], contexts: list[int]
 ) -> None:
-    """Nor than plain decoding, which it always can be."""
+    """Nor is it worse than plain decoding, which is always possible."""
     costs, lens = straight_costs(), np.array(contexts[: len(rates)])
     curves = np.cumprod(np.array(rates), axis=1)
     nothing = np.zeros(len(rates), np.int64)
     batch = Batch(nothing * 0.0, nothing, nothing, lens, curves)
-    rest = best_step(costs.records, batch, Forecast(1, 1).summary, 0)
+    rest = best_step(costs.records, batch, Forecast(1, 1).summary, 0, False)
     seconds = costs.decoding(len(rates), len(rates) + np.arange(curves.size + 1))
     tokens = len(rates) + np.concatenate([[0.0], np.cumsum(-np.sort(-curves.ravel()))])
     assert rest.plain_rate == pytest.approx(tokens[0] / seconds[0])
@@ -109,7 +109,7 @@ def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
 def chosen(
     block: list[float], text: list[float], row_worth: float = 0.1, *, is_probe: bool = False
 ) -> tuple[int, int]:
-    """Drafts of one request's block and text that are verified, where rows cost nothing."""
+    """Drafts of one request's block and of its text that are verified, if rows cost nothing."""
     drafts = Drafts(
         np.array([block]) if block else np.zeros((0, 0)),
         np.array([bool(block)]),
@@ -129,13 +129,13 @@ def test_a_request_takes_the_source_that_promises_more() -> None:
     assert chosen([], [0.2]) == (0, 1)
     assert chosen([0.2], []) == (1, 0)
     assert chosen([], []) == (0, 0)
-    # What is not worth its row counts for nothing.
+    # Drafts that are not worth their row do not count.
     assert chosen([0.5], [0.4, 0.3, 0.2], 0.3) == (1, 0)
     assert chosen([0.5], [0.4, 0.3, 0.2], 0.0) == (0, 3)
 
 
 def test_each_of_a_batch_is_cut_by_its_own_block() -> None:
-    """The second one is not drafted, and the first has a better text."""
+    """The second request is not drafted, and the first has a better text."""
     surest, drafted = [0.9, 0.8, 0.7], np.array([True, False, True, True])
     drafts = Drafts(
         np.array([[0.5, 0.2, 0.0], surest, [0.6, 0.0, 0.0]]),
@@ -195,8 +195,8 @@ def test_only_who_has_no_match_is_drafted() -> None:
 
 
 def test_each_block_is_its_own_requests() -> None:
-    """Among five the second and fourth were drafted, the one unsure, the other sure; the first has
-    a text, and the third is at its limit."""
+    """Five requests. The second and fourth were drafted; the second is unsure, the fourth is sure.
+    The first has a text, and the third is at its limit."""
     ours = ToldPlanner(2, 0.9, 0.8, most_free=6)
     step = decoding([2, 2, 0, 2, 2])
     step.predicted = predicted([6, 0, 0, 0, 0], match=32)

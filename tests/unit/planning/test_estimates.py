@@ -1,4 +1,4 @@
-"""What one run has learned, and the next one starts from."""
+"""What one run has learned and the next one starts from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOTS = len(CONFIDENCE_KNOTS)
 
 @st.composite
 def learned(draw: st.DrawFn, max_draft: int, max_requests: int) -> Estimates:
-    """Any that can come of steps."""
+    """Any estimates that steps can lead to."""
     costs = profiled_costs(max_requests)
     for part in (costs.verify, costs.draft, costs.context):
         part.seconds[:] = np.sort(draw(arrays(np.float64, len(part.seconds), elements=AMOUNTS)))
@@ -69,7 +69,7 @@ def of_a_run(policy: Planner | None = None, steps: int = 300) -> Planner:
 
 
 def test_what_is_written_stays_what_it_was() -> None:
-    """It is written while the next steps run."""
+    """It is written to the file while the next steps run."""
     policy = of_a_run()
     written = policy.estimates().to_dict()
     before = json.dumps(written)
@@ -79,14 +79,14 @@ def test_what_is_written_stays_what_it_was() -> None:
 
 
 def first_number(written: Any) -> tuple[Any, int]:
-    """The list that holds the first number of nested ones."""
+    """The list that holds the first number of nested lists, and its index."""
     while isinstance(written[0], list):
         written = written[0]
     return written, 0
 
 
 def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Puts a value in the place of the first number of a part, as in `costs.verify.seconds`."""
+    """Replaces the first number of a part by a value, for example in `costs.verify.seconds`."""
 
     def change(written: dict[str, Any]) -> None:
         *path, last = name.split(".")
@@ -135,7 +135,7 @@ def with_first(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_what_makes_no_sense_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
-    """A compiled function would look it up in every step."""
+    """A compiled function would use it in every step."""
     written = of_a_run(steps=20).estimates().to_dict()
     Estimates.from_dict(written, MAX_DRAFT, 64)
     change(written)
@@ -173,11 +173,11 @@ def test_another_runs_prompts_count_for_less() -> None:
         assert bias_of_all(learner.blocks) == 0.75
     np.testing.assert_allclose(ahead.texts.accepted, 0.75 * ahead.texts.seen)
     assert ahead.texts.seen.sum() == pytest.approx(RECALLED_TOKENS)
-    assert not policy.texts.seen.any()  # there, other numbers of drafts come of a text
+    assert not policy.texts.seen.any()  # its texts have other numbers of drafts
 
 
 def off(verify: float, draft: float) -> StepCosts:
-    """A profile that is off by these factors."""
+    """A profile that is wrong by these factors."""
     right = profiled_costs()
     right.verify.seconds[:] *= verify
     right.draft.seconds[:] *= draft
@@ -185,7 +185,7 @@ def off(verify: float, draft: float) -> StepCosts:
 
 
 def first_rates(profile: Callable[[], StepCosts]) -> tuple[float, float]:
-    """Tokens a second of the first 50 steps, of a planner that starts anew and of one that recalls;
+    """Tokens a second of the first 50 steps, for a planner that starts afresh and one that recalls;
     mean of several engines."""
     rates = []
     for seed in range(6):
@@ -205,7 +205,7 @@ def first_rates(profile: Callable[[], StepCosts]) -> tuple[float, float]:
 
 
 def test_a_restarted_engine_need_not_learn_again() -> None:
-    """Where the profile had been wrong; 8% here."""
+    """If the profile was wrong. It gains 8% here."""
     cold, recalled = first_rates(lambda: off(0.6, 2.0))
     assert recalled > 1.05 * cold
     cold, recalled = first_rates(lambda: off(1.5, 0.5))
@@ -225,7 +225,7 @@ def test_an_engine_that_has_become_slower_learns_that() -> None:
 
 
 def test_levels_are_of_the_batch() -> None:
-    """As many points as `num_octaves` says, for which the file is read."""
+    """They have as many points as `num_octaves` says, and the file is read for that many."""
     for requests in (1, 2, 3, 256):
         known = Planner(3, requests, StepCosts.of(*(curve({1: 1.0, 2: 2.0}),) * 3, requests))
         read = read_again(known.estimates(), 3, requests)

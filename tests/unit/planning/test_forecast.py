@@ -45,7 +45,7 @@ def new_forecast(max_draft: int) -> Forecast:
 
 
 def observe(forecast: Forecast, scores: Floats, curves: Floats) -> None:
-    """Drafts of requests that have these scores."""
+    """Observe drafts of requests that have these scores."""
     forecast._scores[: len(scores)] = scores
     forecast.observe(np.arange(len(scores)), curves)
 
@@ -82,7 +82,7 @@ def test_outcomes_equal_loops_over_the_samples(count: int, asked: list[float]) -
         assert outcomes.drafted[group] == drafted
         assert outcomes.kept[group] == pytest.approx(kept)
         assert outcomes.gain[group] == pytest.approx(gain)
-    assert outcomes.drafted[-1] == len(asked)  # the last group is everybody
+    assert outcomes.drafted[-1] == len(asked)  # the last group has all requests
 
 
 def test_hope_lasts_until_enough_was_seen() -> None:
@@ -104,51 +104,51 @@ def test_samples_count_for_64_steps(steps_between: int, old: int) -> None:
         observe(forecast, np.zeros(1), np.zeros((1, WIDTH)))
     observe(forecast, np.zeros(40), np.full((40, WIDTH), 0.5))
     counted = old + steps_between + 40
-    assert forecast.summary.mean_first_survival == pytest.approx((old + 40 * 0.5) / counted)
+    assert forecast.summary.mean_first_worth == pytest.approx((old + 40 * 0.5) / counted)
 
 
 def test_many_samples_are_read_when_an_eighth_of_them_is_new() -> None:
-    """Up to 32 of them, at once."""
+    """Up to 32 samples are read immediately."""
     forecast = new_forecast(WIDTH)
     means = []
     for count, value in ((31, 0.0), (1, 1.0), (3, 1.0), (1, 1.0), (4, 1.0), (1, 1.0)):
         observe(forecast, np.zeros(count), np.full((count, WIDTH), value))
-        means.append(forecast.summary.mean_first_survival)
-    # Of 32 samples an eighth is 4; of the 36 then read, 5.
+        means.append(forecast.summary.mean_first_worth)
+    # An eighth of 32 samples is 4; an eighth of the 36 that are then read is 5.
     assert means == pytest.approx([0, 1 / 32, 1 / 32, 5 / 36, 5 / 36, 10 / 41])
 
 
 def test_before_anything_was_seen_four_rates_are_possible() -> None:
     forecast = new_forecast(2)
-    assert forecast.summary.mean_first_survival == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
+    assert forecast.summary.mean_first_worth == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
     outcomes = outcomes_of(forecast.summary, np.array([0.1, 0.9]))
     assert outcomes.drafted.tolist() == [2]
     assert outcomes.min_scores.tolist() == [-np.inf]
-    # Two requests: every draft is kept, or those that survive with 0.6.
+    # Two requests: every draft is kept, or only those with a survival of at least 0.6.
     assert outcomes.kept[0, 0] == pytest.approx([2, 4])
     squares = 0.25 + 0.49 + 0.7225 + 0.9025
     assert outcomes.gain[0, 0] == pytest.approx([2 * 3.0 / 4, 2 * (3.0 + squares) / 4])
     assert outcomes.kept[0, 8] == pytest.approx([2 * 3 / 4, 2 * 5 / 4])
-    assert outcomes.kept[0, 9] == pytest.approx(outcomes.kept[0, 8])  # from 0.7 on: no less
+    assert outcomes.kept[0, 9] == pytest.approx(outcomes.kept[0, 8])  # the same from 0.7 on
     assert outcomes.gain[0, 8] == pytest.approx([2 * 2.5 / 4, 2 * (2.5 + 0.7225 + 0.9025) / 4])
 
 
 def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
-    """Scores are 2, 1 and 0 in turn: the better half is all 14 twos, and the first 6 ones."""
+    """Scores are 2, 1 and 0 in turn. The better half has all 14 twos and the first 6 ones."""
     forecast = new_forecast(1)
     observe(forecast, 2.0 - np.arange(40) % 3, np.repeat([[1.0], [0.0]], 20, axis=0))
-    # Accepted were the first 20 samples: 7 of the twos, and all of those ones.
+    # The first 20 samples were accepted: 7 of the twos, and all 6 of those ones.
     gain = outcomes_of(forecast.summary, np.array([2.0])).gain
     assert gain[0, 0, 0] == pytest.approx(13.0 / 20)
 
 
 def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
-    """At 0.75: with samples of fewer than eight drafts, of which none was ever accepted."""
+    """That is 0.75. There are samples of fewer than eight drafts, and none was ever accepted."""
     forecast = new_forecast(1)
     observe(forecast, np.full(7, 0.9), np.zeros((7, 1)))
-    assert forecast.summary.mean_first_survival == pytest.approx(3.0 / 11)
+    assert forecast.summary.mean_first_worth == pytest.approx(3.0 / 11)
     observe(forecast, np.full(1, 0.9), np.zeros((1, 1)))
-    assert forecast.summary.mean_first_survival == 0.0
+    assert forecast.summary.mean_first_worth == 0.0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_groups_begin_half_way_between_two_scores(count: int, edges: list[float]
     asked = np.array([edge + side for edge in edges for side in (-0.01, 0.0, 0.01)])
     outcomes = outcomes_of(forecast.summary, asked)
     assert outcomes.min_scores.tolist() == [*edges, -np.inf]
-    # Who is at an edge, or above it, belongs to those who are better.
+    # A request at an edge, or above it, belongs to the better group.
     drafted = [sum(asked >= edge) for edge in edges]
     assert outcomes.drafted.tolist() == [*drafted, len(asked)]
 
@@ -176,7 +176,7 @@ def test_more_samples_than_there_is_room_for() -> None:
     forecast = new_forecast(WIDTH)
     for value in (0.2, 0.4, 0.6):
         observe(forecast, np.zeros(300), np.full((300, WIDTH), value))
-    assert forecast.summary.mean_first_survival == pytest.approx(
+    assert forecast.summary.mean_first_worth == pytest.approx(
         (212 * 0.4 + 300 * 0.6) / MAX_SAMPLES
     )
 

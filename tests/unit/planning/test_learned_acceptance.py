@@ -1,4 +1,4 @@
-"""What becomes of drafts reaches every estimate that a planner goes by, exactly once.
+"""What becomes of drafts reaches every estimate that a planner uses, exactly once.
 
 Calibration and bias have tests of their own; here, a second pair of them is fed by hand.
 """
@@ -15,7 +15,7 @@ from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, Step
 
 EVERYTHING = 1e-9
-"""A price of time at which every draft is verified."""
+"""Price of time at which every draft is verified."""
 
 
 def draft(
@@ -27,7 +27,7 @@ def draft(
     wanted: int = 0,
     ids: list[str] | None = None,
 ) -> Ints:
-    """Drafts for whoever has a limit above 0, planned by the test; how many are verified."""
+    """Draft for requests with a limit above 0, as the test plans; return how many are verified."""
     step = decoding(limits, ids=ids)
     block = np.array(confidence)
     step.plan = Plan(step.limits > 0, block.shape[1], price=price, speedup=2.0, min_verified=wanted)
@@ -45,7 +45,7 @@ def verify(
 @pytest.mark.parametrize(
     ("price", "limits", "wanted", "lengths"),
     [
-        # A row costs 1 ms, so a draft must survive with a thousandth of the price.
+        # A row costs 1 ms, so a draft's survival must be at least a thousandth of the price.
         (350, [3, 3], 0, [3, 1]),
         (370, [3, 3], 0, [2, 1]),
         (410, [3, 3], 0, [2, 0]),
@@ -59,7 +59,7 @@ def verify(
 def test_drafts_are_cut_where_they_are_not_worth_their_time(
     price: float, limits: list[int], wanted: int, lengths: list[int]
 ) -> None:
-    """Survival: 0.9, 0.72, 0.36 of the one request, and 0.4, 0.04, 0.004 of the other."""
+    """Survival is 0.9, 0.72, 0.36 for one request, and 0.4, 0.04, 0.004 for the other."""
     ours = ToldPlanner(3)
     confidence = [[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]]
     assert draft(ours, confidence, limits, price=price, wanted=wanted).tolist() == lengths
@@ -71,16 +71,16 @@ def test_who_was_not_drafted_is_none_of_the_lengths() -> None:
 
 
 def test_rows_that_others_verify_make_drafts_dearer() -> None:
-    """Decoding is charged for the whole batch, from its number of requests on."""
+    """Decoding is charged for the whole batch, starting with its number of requests."""
     ours = ToldPlanner(1)
-    # From 4 rows on a row costs a tenth.
+    # Beyond 4 rows, a row costs a tenth.
     ours.costs.records["verify"] = curve({0: 10.0, 4: 14.0, 14: 15.0}).records
     assert draft(ours, [[0.5]] * 3, [1, 1, 1], price=700).tolist() == [1, 1, 1]
     assert draft(ours, [[0.5]], [1], price=700).tolist() == [0]
 
 
 def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
-    """The first of three requests had two of three drafts verified, the second one."""
+    """Two of three drafts were verified for the first of three requests, one for the second."""
     ours = ToldPlanner(3)
     confidence = [[0.8, 0.5, 0.3], [0.6, 0.9, 0.9]]
     draft(ours, confidence, [2, 1, 0])
@@ -97,7 +97,7 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     survival = np.cumprod(calibration.acceptance(again), axis=1)
     expected = survival * bias.of(np.array([0, 1]))[:, None]
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
-    # What is expected of these is what the calibration says, before the bias.
+    # The expectation for these is the calibrated survival, without the bias.
     verify(ours, [2, 2, 0], [1, 2, 0])
     bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
     assert bias_of_all(ours.blocks) == pytest.approx(bias.of_everybody())
@@ -112,14 +112,14 @@ def nothing_was_learned(ours: ToldPlanner) -> bool:
 
 
 def test_drafts_that_are_not_ours_teach_nothing() -> None:
-    """vLLM pads a request that it admits, or resumes, with K drafts that nobody made."""
+    """vLLM pads a request that it admits or resumes with K placeholders."""
     shortest = ToldPlanner(1)
     verify(shortest, [1, 1], [1, 0])
     assert nothing_was_learned(shortest)
     ours = ToldPlanner(3)
     verify(ours, [3, 0], [0, 0])
     assert nothing_was_learned(ours)
-    # Fewer were handed over than were drafted, or none: K are not those.
+    # Fewer drafts were handed over than are verified here, or none, so these are others.
     assert draft(ours, [[0.9, 0.9, 0.9]], [2, 0]).tolist() == [2, 0]
     verify(ours, [3, 3], [0, 0])
     assert nothing_was_learned(ours)
@@ -138,35 +138,35 @@ def test_drafts_are_verified_once() -> None:
 
 
 def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
-    """The scores by which requests are told apart: their first survival, lately."""
+    """Scores that tell requests apart: their recent first survival."""
     ours.plan(decoding([ours.max_draft] * len(ids), ids=ids))
     return ours.forecast.asked[-1]
 
 
 def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -> None:
-    ours = ToldPlanner(2, mean_first_survival=0.6)
+    ours = ToldPlanner(2, mean_first_worth=0.6)
     assert asked(ours, ["a", "b"]) == [0.6, 0.6]
     draft(ours, [[0.9, 0.1]], [0, 2], ids=["a", "b"])
     scores, curves = ours.forecast.observed[-1]
-    assert scores.tolist() == [0.6]  # as it was before the draft
+    assert scores.tolist() == [0.6]  # from before the draft
     assert curves.tolist() == pytest.approx(np.array([[0.9, 0.09]]))
-    # Half-way to 0.9, and a twentieth of the way back to what everybody's is now.
-    ours.forecast.summary = ours.forecast.summary._replace(mean_first_survival=0.5)
+    # Half-way to 0.9, and then a twentieth of the way back to the present mean.
+    ours.forecast.summary = ours.forecast.summary._replace(mean_first_worth=0.5)
     assert asked(ours, ["a", "b"]) == pytest.approx([0.595, 0.75 - 0.05 * 0.25])
     assert asked(ours, ["b"]) == pytest.approx([0.7375 - 0.05 * 0.2375])
     assert asked(ours, ["a"]) == pytest.approx([0.595 - 0.05 * 0.095])
 
 
 def test_who_can_use_no_draft_has_no_say() -> None:
-    ours = ToldPlanner(2, 0.9, 0.8, mean_first_survival=0.6)
+    ours = ToldPlanner(2, 0.9, 0.8, mean_first_worth=0.6)
     draft(ours, [[0.9, 0.1]], [0, 2])
     plan = ours.plan(decoding([2, 0]))
     assert plan.drafted.tolist() == [True, False]
 
 
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
-    """Rows for twice the batch: with one request a batch, the third takes the first one's."""
-    ours = ToldPlanner(1, mean_first_survival=0.5, max_requests=1)
+    """There are rows for twice the batch. With batches of one, the third takes the first's row."""
+    ours = ToldPlanner(1, mean_first_worth=0.5, max_requests=1)
     draft(ours, [[0.9]], [1], ids=["a"])
     verify(ours, [1], [0], ["a"])
     known = asked(ours, ["a"])
@@ -177,10 +177,10 @@ def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     learned = ours.blocks.rates.copy()
     assert asked(ours, ["c"]) == [0.5]
     assert asked(ours, ["a"]) == [0.5]
-    verify(ours, [1], [1], ["a"])  # not the drafts of long ago
+    verify(ours, [1], [1], ["a"])  # the old drafts do not count
     assert (ours.blocks.rates == learned).all()
     draft(ours, [[0.7]], [1], ids=["a"])
-    # A new request's bias is everybody's.
+    # A new request's bias is that of all requests.
     expected: Floats = ours.blocks.acceptance(np.array([[0.7]])) * bias_of_all(ours.blocks)
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
 
@@ -195,12 +195,12 @@ def test_a_new_request_leaves_the_others_what_they_have_learned() -> None:
 
 
 def prompts_of(ours: ToldPlanner) -> list[float]:
-    """The share of steps with prompt rows, and how many those have."""
+    """Share of steps with prompt rows, and how many prompt rows these have."""
     return [float(ours.costs.records[name][0]) for name in ("prompt_share", "prompt_rows")]
 
 
 def test_what_steps_hold_and_cost_is_learned() -> None:
-    """Whether time is known or not, what of the step was prompt is."""
+    """How much of a step was prompt is learned whether its time is known or not."""
     ours = ToldPlanner(1)
     prompt = Step(["a", "b"], np.array([1, 0]), rows=41)
     assert ours.observe(prompt) is None
@@ -209,7 +209,7 @@ def test_what_steps_hold_and_cost_is_learned() -> None:
     timed.target_seconds = 0.013
     estimate = ours.observe(timed)
     assert estimate is not None
-    assert estimate.target_seconds == pytest.approx(0.012)  # as it was before
+    assert estimate.target_seconds == pytest.approx(0.012)  # from before the step
     assert Level(ours.costs).at(2) == pytest.approx(0.001)
     assert prompts_of(ours)[0] == pytest.approx(31 / 32 / 32)
 
@@ -221,7 +221,7 @@ def test_what_steps_hold_and_cost_is_learned() -> None:
 def test_a_probe_that_took_less_than_expected_can_come_again_sooner(
     is_probe: bool, ms: float, refund: float
 ) -> None:
-    """Else a profile that took the drafter for far too slow would be corrected over minutes."""
+    """Otherwise a profile that takes the drafter for far too slow would be wrong for minutes."""
     ours = ToldPlanner(2)
     ours._probe_charge = 0.0012
     step = decoding([1])
@@ -235,7 +235,7 @@ def test_a_probe_that_took_less_than_expected_can_come_again_sooner(
 def test_a_drafter_that_was_profiled_on_a_busy_machine_is_drafted_with_soon(
     num_requests: int, times_too_slow: int
 ) -> None:
-    """Within 400 steps; without the refund it took up to a thousand."""
+    """Within 400 steps. Without the refund it took up to a thousand."""
     costs = profiled_costs()
     costs.draft.seconds[:] *= times_too_slow
     world = World(Planner(MAX_DRAFT, 64, costs), sure=0.93, unsure=0.6)

@@ -1,4 +1,4 @@
-"""How measurements move the cost model, on numbers worked out by hand."""
+"""How measurements move the cost model, with numbers worked out by hand."""
 
 import numpy as np
 import pytest
@@ -13,24 +13,24 @@ from vllm_dflash.planning.step import Step
 @pytest.mark.parametrize(
     ("count", "ms", "rate", "expected"),
     [
-        # 4 rows were to take 20 ms. A tenth of the surprise there, 15% of that an octave away.
+        # 20 ms were expected for 4 rows. A tenth of the surprise there, 15% of that an octave away.
         (4, 24.0, 0.1, [10.03, 10.03, 20.4, 40.12]),
         (4, 18.0, 0.1, [9.985, 9.985, 19.8, 39.94]),
-        # Nobody is surprised by more than three tenths.
+        # A surprise is limited to three tenths.
         (4, 26.0, 0.1, [10.045, 10.045, 20.6, 40.18]),
         (4, 9000.0, 0.1, [10.045, 10.045, 20.6, 40.18]),
         (4, 0.0, 0.1, [9.955, 9.955, 19.4, 39.82]),
-        # Less surprising at twice the rate.
+        # A smaller surprise, at twice the rate.
         (4, 20.5, 0.2, [10.0075, 10.0075, 20.1, 40.03]),
-        # Half-way between two points both get all of it: 2.83 rows, 14.14 ms, 30% more.
+        # Half-way between two points, both get all of it: 2.83 rows, 14.14 ms, 30% more.
         (8**0.5, 18.38477631, 0.1, [10.045, 10.3, 20.6, 40.18]),
         # 3 rows, 15 ms: 4 is 0.17 octaves nearer than 2.
         (3, 18.0, 0.1, [10.03, 10.16601, 20.4, 40.12]),
         # Beyond the end, the last point is the nearest.
         (16, 88.0, 0.1, [10.015, 10.015, 20.03, 40.4]),
-        # Less than half a row is half a row.
+        # Less than half a row counts as half a row.
         (0, 11.0, 0.1, [10.1, 10.1, 20.03, 40.06]),
-        # What would make the curve dip is raised to what comes before.
+        # A point that would make the curve dip is raised to the one before it.
         (8, 4.0, 1.0, [9.55, 9.55, 19.1, 28.0]),
     ],
 )
@@ -70,19 +70,19 @@ def test_a_count_of_zero_is_an_octave_from_one() -> None:
 @pytest.mark.parametrize(
     ("max_requests", "measured", "ms"),
     [
-        # The first counts in full, and is all that is known.
+        # The first step counts in full, and is all that is known.
         (8, [(4, 8.0, 1)], [8, 8, 8, 8]),
-        # The second counts half, the third a third.
+        # The second step counts half, the third a third.
         (8, [(4, 8.0, 1), (4, 2.0, 1)], [9, 9, 9, 9]),
         (8, [(4, 8.0, 1), (4, 2.0, 1), (4, 3.0, 1)], [10, 10, 10, 10]),
-        # From the seventh on, each 15%.
+        # From the seventh step on, each counts 15%.
         (8, [(4, 8.0, 7), (4, 1.0, 1)], [8.15] * 4),
         (8, [(4, 8.0, 70), (4, 1.0, 2)], [8 + (1 - 0.85**2)] * 4),
-        # Three at once after one: three quarters.
+        # Three steps at once after one count three quarters.
         (8, [(4, 8.0, 1), (4, 4.0, 3)], [11] * 4),
-        # Between two, each by its share.
+        # Between two points, each gets its share.
         (8, [(6, 8.0, 1)], [8 * 0.4150375, 8 * 0.4150375, 8 * 0.4150375, 8 * 0.5849625]),
-        # Each follows the nearest that was seen; one in the middle of two, the smaller.
+        # Each point follows the nearest one seen; in the middle of two, it follows the smaller.
         (8, [(2, 4.0, 1), (8, 2.0, 1)], [4, 4, 4, 6]),
         (16, [(1, 4.0, 1), (16, 2.0, 1), (16, 1.0, 1)], [4, 4, 4, 6.5, 6.5]),
         (1, [(1, 5.0, 1)], [5, 5]),
@@ -159,7 +159,7 @@ def test_a_drafted_step_teaches_the_verify_level_once_undrafted_ones_were_seen()
     costs.observe(timed(4, 10, 22.0))
     assert (Level(costs).at(4), Level(costs, "verify_level").at(4)) == (pytest.approx(0.002), 0.0)
     correct(curve, 10, 0.022, 0.05)
-    # What the curve and the level say by now, and 1 ms more.
+    # What the curve and the level estimate by now, plus 1 ms.
     expected = float(curve.at(10)) + 0.002
     costs.observe(timed(4, 10, 1000 * expected + 1.0))
     assert Level(costs).at(4) == pytest.approx(0.002)
@@ -169,7 +169,7 @@ def test_a_drafted_step_teaches_the_verify_level_once_undrafted_ones_were_seen()
 
 
 def test_undrafted_steps_are_known_of_about_as_many_requests_as_were_seen() -> None:
-    """Until then, what drafted ones take longer is taken to be everybody's."""
+    """Until then, the extra time of drafted steps is attributed to all steps."""
     known = []
     for count in (1, 2, 3, 4, 5, 6, 8, 16):
         costs = straight_costs()
@@ -181,7 +181,7 @@ def test_undrafted_steps_are_known_of_about_as_many_requests_as_were_seen() -> N
 
 
 def test_several_steps_in_one_record_count_as_several() -> None:
-    """The second record holds three steps, so it is three quarters of what is known."""
+    """The second record stands for three steps, so it is three quarters of what is known."""
     costs = straight_costs()
     costs.observe(timed(4, 4, 14.0))
     costs.observe(timed(4, 4, 16.0, count=3))
@@ -232,13 +232,13 @@ def shared_with_prompts(share: float, rows: float) -> StepCosts:
 
 
 def test_decoding_beside_prompts_costs_what_it_adds() -> None:
-    """Alone 10 + n ms; beside a prompt n, but a tenth of that at least."""
+    """Alone it costs 10 + n ms; beside a prompt n ms, but at least a tenth of the cost alone."""
     costs = shared_with_prompts(0.25, 64)
     alone, added = np.array([11.0, 18.0]), np.array([1.1, 8.0])
     expected = 0.75 * alone + 0.25 * added
     assert costs.decoding(1, np.array([1, 8])) * 1000 == pytest.approx(expected)
     assert costs.plain(8) * 1000 == pytest.approx(expected[1])
-    # On a stretch where rows are dearer, no more than alone.
+    # On a stretch where rows cost more, it costs no more than alone.
     costs.records["verify"] = curve({0: 10.0, 64: 74.0, 128: 714.0}).records
     assert costs.decoding(1, np.array([1, 8])) * 1000 == pytest.approx(
         [0.75 * 11 + 0.25 * 10, 18.0]

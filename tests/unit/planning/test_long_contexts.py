@@ -1,4 +1,4 @@
-"""Attention makes drafts dearer as contexts grow: who is drafted then, and how it is learned."""
+"""Drafts cost more as contexts grow: which requests are drafted then, and how it is learned."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from vllm_dflash.planning.step import Plan, Step
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:
-    """n rows take 10 + n ms, and each thousand tokens of context so many more."""
+    """n rows take 10 + n ms, and each thousand tokens of context this much more."""
     costs = straight_costs()
     costs.records["attention"] = Attention(plain * 1e-6, draft * 1e-6, block * 1e-6)
     return costs
@@ -62,14 +62,14 @@ def test_a_long_request_alone_is_not_drafted_where_it_does_not_pay() -> None:
     ours = told(with_attention(plain=1, draft=2), 0.9, 0.8)
     assert ours.plan(of_contexts(500)).width == 2
     assert ours.plan(of_contexts(50_000)).width == 0
-    # Where reading is only the step's own, not the drafts', it makes drafting worth more.
+    # If only the step itself reads more, and not the drafts, drafting is worth more.
     ours = told(with_attention(plain=1), 0.9, 0.8)
     short, long = ours.plan(of_contexts(500)), ours.plan(of_contexts(50_000))
     assert long.speedup > short.speedup > 1
 
 
 def test_drafts_behind_long_contexts_are_cut_first() -> None:
-    """All drafts survive alike; a row is worth 0.8 ms, and the long request's 2 ms more."""
+    """All drafts have the same chances; a row is worth 0.8 ms, and the long request's 2 ms more."""
     ours = told(with_attention(draft=0.1))
     step = of_contexts(100, 20_000)
     step.plan = Plan(np.ones(2, dtype=bool), width=2, price=400.0, speedup=1.0)
@@ -88,7 +88,7 @@ def timed(lens: list[int], drafts: int, ms: float) -> Step:
 
 
 def test_what_contexts_cost_is_learned_from_steps() -> None:
-    """From a profile that knew nothing of it: long and short batches, drafted and not."""
+    """The profile knew nothing of it. Batches are long and short, drafted and not."""
     costs, truth = straight_costs(), Attention(2e-6, 1e-6, 0.0)
     rng = np.random.default_rng(0)
     for _ in range(3000):
@@ -130,7 +130,7 @@ def test_a_block_over_long_contexts_is_learned_too() -> None:
 
 
 def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
-    """How far its context is counts, and not how many others there are."""
+    """The length of its own context counts, and not how many other requests there are."""
     learned = []
     for others in (0, 3):
         costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)

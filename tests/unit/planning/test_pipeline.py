@@ -1,7 +1,7 @@
-"""Planning a step ahead, in a simulated pipeline along recorded drafts of a real pair.
+"""Planning a step ahead, in a simulated pipeline with recorded drafts of a real pair.
 
-What is compared with is known in hindsight: plain decoding, and the best of all fixed lengths. All
-requests and machines are in `benchmarks/device_decides.py`; here is a choice of them.
+It is compared with what is known in hindsight: plain decoding, and the best of all fixed lengths.
+`benchmarks/device_decides.py` has all requests and machines; here is a choice of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def copies() -> RecordedDrafts:
 def test_blocks_alone_are_never_much_worse_than_the_best_fixed_length(
     greedy: RecordedDrafts, regime: Regime, table: CostTable, count: int, lengths: tuple[int, ...]
 ) -> None:
-    """The best one is that which it is in the benchmark."""
+    """The best length is the one that is best in the benchmark."""
     best = max(fixed_rates(greedy, count, table, regime, lengths).values())
     assert rate_of(ours(greedy, count, table, regime)) > 0.98 * best
 
@@ -76,7 +76,7 @@ def test_where_drafts_are_trimmed_it_is_better_than_any_length(greedy: RecordedD
 def test_copies_are_written_faster(
     copies: RecordedDrafts, regime: Regime, table: CostTable, count: int, times: float
 ) -> None:
-    """Than with blocks alone; where rows are dear, by so much less."""
+    """Faster than with blocks alone, and by less if rows are expensive."""
     alone = rate_of(ours(copies, count, table, regime), 2000)
     assert rate_of(ours(copies, count, table, regime, looks_up=True), 2000) > times * alone
 
@@ -95,7 +95,7 @@ def test_useless_drafts_cost_under_1_percent(
 
 
 def blocks_of(pipeline: Pipeline, steps: int) -> float:
-    """Share of the last steps that ran one."""
+    """Share of the last steps that ran a block."""
     return float(np.mean(pipeline.block_steps[-steps:]))
 
 
@@ -104,7 +104,7 @@ def blocks_of(pipeline: Pipeline, steps: int) -> float:
 def test_a_drafter_that_becomes_good_is_found_out_soon(
     greedy: RecordedDrafts, regime: Regime, count: int
 ) -> None:
-    """After the longest intervals between probes; and one that becomes bad, sooner."""
+    """Even after the longest intervals between probes. One that becomes bad is found out sooner."""
     useless = greedy.with_useless_blocks()
     pipeline = ours(useless, count, GPU, regime)
     pipeline.run(steps=800)
@@ -140,13 +140,13 @@ def test_one_long_context_is_left_out_and_short_ones_go_on(
     pipeline.run(steps=400)
     admitted = np.mean(pipeline.admitted[-300:], axis=0)
     assert admitted[[0, 2, 3]].min() > 2
-    if not regime.ragged_ms:  # else lengths are alike, or cost more
+    if not regime.ragged_ms:  # otherwise lengths are the same, or cost more
         assert admitted[1] < 0.5
 
 
 @ALL
 def test_requests_that_come_with_placeholders(greedy: RecordedDrafts, regime: Regime) -> None:
-    """Their prompts are cached but for a token; what vLLM pads them with says nothing of drafts."""
+    """Their prompts are cached except for a token. vLLM's placeholders say nothing about drafts."""
     fixed = fixed_rates(greedy, 16, GPU, regime, (0, 7), caches_prompts=True)
     pipeline = ours(greedy, 16, GPU, regime, caches_prompts=True)
     assert rate_of(pipeline) > 0.98 * max(fixed.values())
@@ -157,6 +157,6 @@ def test_requests_that_come_with_placeholders(greedy: RecordedDrafts, regime: Re
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Numbers that overflow would be errors of the simulation."""
+    """Make numbers that overflow an error, as they would be errors of the simulation."""
     with np.errstate(all="raise", under="ignore"):
         yield

@@ -1,4 +1,4 @@
-"""Places for drafts on Model Runner V2, against the same written as arrays of all steps."""
+"""Places for drafts on Model Runner V2, against the same computed as arrays of all steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COSTS = straight_costs()
 
 
 def curves_of(rng: np.random.Generator, count: int) -> Floats:
-    """Survival of drafts, some of which are none at all."""
+    """Survival of drafts; some requests have no drafts."""
     curves = rng.uniform(0.2, 1.0, (count, K)).cumprod(axis=1)
     return curves * (rng.uniform(size=(count, 1)) > 0.2)
 
@@ -43,7 +43,7 @@ def made_up(seed: int) -> tuple[Expected, Forecast, np.random.Generator]:
 
 
 def rates_of(expected: Expected, kept: Floats, gain: Floats) -> Floats:
-    """Rates of steps that verify, and accept, so many drafts of each request, [N, R]."""
+    """Rates of steps that verify and accept so many drafts of each request, [N, R]."""
     count, context = len(expected.limits), float(expected.context_lens.sum())
     rows, reading = count + kept.sum(axis=1), kept @ expected.context_lens
     seconds = COSTS.decoding(count, rows, context, reading) + expected.block_seconds
@@ -54,7 +54,7 @@ def rates_of(expected: Expected, kept: Floats, gain: Floats) -> Floats:
 def test_trimmed_to_the_best_threshold(seed: int) -> None:
     expected, forecast, _ = made_up(seed)
     limits, _, min_survival, curves, groups, _ = expected
-    lengths, rate = best_trimmed(COSTS.records, expected, forecast.summary)
+    lengths, rate = best_trimmed(COSTS.records, expected, forecast.summary, False)
     worth = np.minimum((curves > min_survival[:, None]).sum(axis=1), limits)
     assert lengths.tolist() == np.where(min_survival > 0.0, worth, limits).tolist()
     is_kept = (curves >= THRESHOLDS[:, None, None]) & (np.arange(K) < worth[:, None])  # [T, R, K]
@@ -83,7 +83,7 @@ def test_given_alike_or_by_a_threshold(seed: int) -> None:
     plain = rates_of(expected, lengths * 1.0, gain)
     tokens = len(limits) + gain.sum(axis=1)
     rates = tokens / (tokens / plain + ragged_seconds * ~np.array(is_alike))
-    best, rate = best_given(COSTS.records, expected, alike, ragged_seconds)
+    best, rate = best_given(COSTS.records, expected, alike, ragged_seconds, False)
     assert rate == pytest.approx(rates.max())
     assert best.tolist() in lengths[np.isclose(rates, rates.max())].tolist()
 

@@ -1,4 +1,4 @@
-"""The planner in a simulated engine: never worse than the best fixed length, or than none."""
+"""The planner in a simulated engine: never worse than the best fixed length, or no drafts."""
 
 import inspect
 import subprocess
@@ -24,7 +24,7 @@ from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Step
 
 USELESS: dict[str, Any] = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
-"""Never accepted, and sure of itself all the same."""
+"""Drafts that are never accepted, though the drafter is sure of them."""
 LENGTHS = (1, 2, 3, 5, 7)
 
 
@@ -44,7 +44,7 @@ def test_useless_drafts_cost_next_to_nothing(num_requests: int) -> None:
 @pytest.mark.parametrize("overrated", [0.4, 2.5])
 @pytest.mark.parametrize("num_requests", [1, 8, 16])
 def test_a_drafter_that_misjudges_itself(num_requests: int, overrated: float) -> None:
-    """Confidence is calibrated, so too much or too little of it costs little."""
+    """Confidence is calibrated, so it costs little if it is too high or too low."""
     honest = rate_of(planner(), num_requests, steps=1000)
     assert rate_of(planner(), num_requests, steps=1000, overrated=overrated) > 0.96 * honest
 
@@ -78,7 +78,8 @@ def test_drafting_stops_within_a_few_dozen_steps_when_load_rises() -> None:
 
 
 def test_drafting_follows_the_text() -> None:
-    """Easy, useless, easy again: on, off within dozens of steps, and on again after a probe."""
+    """Easy, useless, easy again. Drafting goes on, stops within dozens of steps, and goes on again
+    after a probe."""
     world = World(planner())
     world.run(names(4), 200)
     world.sure, world.unsure, world.overrated = 0.02, 0.02, 0.1
@@ -143,7 +144,7 @@ def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
 
 
 def test_planning_never_sees_a_token() -> None:
-    """Losslessness rests on it: there is no way for token ids to reach the planner."""
+    """Losslessness rests on this: token ids cannot reach the planner."""
     for name, method in inspect.getmembers(Planner, inspect.isfunction):
         assert not {"tokens", "token_ids", "sampled", "bonus"} & set(
             inspect.signature(method).parameters

@@ -1,4 +1,4 @@
-"""What is planned, on numbers worked out by hand.
+"""What is planned, with numbers worked out by hand.
 
 n rows take 10 + n ms to verify, (2 + n) / 4 to draft, (4 + n) / 20 to store; see `ToldPlanner`.
 """
@@ -19,11 +19,11 @@ from vllm_dflash.planning.step import Plan
         ((0.8, 0.4), [2], [64], 2, 1 + 1.2, 13 + 1.25 + 0.3),
         # The second draft is not worth its 1.25 ms.
         ((0.8, 0.1), [2], [64], 1, 1 + 0.8, 12 + 1.0 + 0.3),
-        # Or cannot be used.
+        # Or the second draft cannot be used.
         ((0.8, 0.8), [1], [64], 1, 1 + 0.8, 12 + 1.0 + 0.3),
         # The longest limit counts.
         ((0.9, 0.9), [1, 5], [0, 0], 2, 2 + 3.6, 16 + 2.0 + 0.3),
-        # 32 rows a request wait, of those who are drafted: 1.5 rows a request each step.
+        # 32 rows wait for each drafted request: 1.5 rows a request each step.
         ((0.9, 0.9), [2, 0, 2], [16, 640, 48], 2, 3 + 3.6, 17 + 2.0 + 0.35),
     ],
 )
@@ -48,18 +48,18 @@ def test_the_best_rate_is_planned(
 
 
 def two_groups() -> Summary:
-    """Good requests and others: of each, what is kept above two thresholds."""
+    """Good requests and others, and for each group what is kept above two thresholds."""
     return Summary(
         min_scores=np.array([0.5, -np.inf]),
         kept=np.array([[[1.0, 2.0], [1.0, 1.0]], [[1.0, 2.0], [0.0, 0.0]]]),
         gain=np.array([[[0.9, 1.7], [0.9, 0.9]], [[0.1, 0.2], [0.0, 0.0]]]),
-        mean_first_survival=0.5,
+        mean_first_worth=0.5,
         num_samples=2,
     )
 
 
 def scored(ours: ToldPlanner) -> None:
-    """Two requests that last had drafts with a first survival of 0.3 and 0.9: 0.4 and 0.7 now."""
+    """Two requests whose last drafts had a first survival of 0.3 and 0.9. Scores: 0.4 and 0.7."""
     step = decoding([2, 2])
     step.plan = Plan(np.ones(2, dtype=bool), width=1, price=0.0, speedup=1.0)
     ours.plan(step)
@@ -76,24 +76,24 @@ def test_requests_of_which_little_is_expected_are_left_out() -> None:
     # 4 rows to verify, 3 to draft, 1 to store.
     assert plan.price == pytest.approx(3700 / (14 + 1.25 + 0.25))
     assert ours.plan(decoding([2, 2])).speedup == pytest.approx(plan.price / (2000 / 12))
-    # Who is good enough, but can use none, is not drafted.
+    # A request that is good enough, but can use no draft, is not drafted.
     assert not ours.plan(decoding([2, 0])).drafted.any()
 
 
 def test_who_is_just_good_enough_is_drafted() -> None:
-    """As the forecast counts them."""
-    ours = ToldPlanner(2, mean_first_survival=0.5)
+    """The forecast counts them like this, too."""
+    ours = ToldPlanner(2, mean_first_worth=0.5)
     ours.forecast.summary = two_groups()
     assert ours.plan(decoding([2, 2])).drafted.tolist() == [True, True]
 
 
 def test_a_group_of_nobody_is_worth_nothing() -> None:
-    ours = ToldPlanner(1, mean_first_survival=0.5)
+    ours = ToldPlanner(1, mean_first_worth=0.5)
     ours.forecast.summary = Summary(
         min_scores=np.array([0.9, -np.inf]),
         kept=np.array([[[0.0]], [[1.0]]]),
         gain=np.array([[[9.0]], [[0.8]]]),
-        mean_first_survival=0.5,
+        mean_first_worth=0.5,
         num_samples=2,
     )
     plan = ours.plan(decoding([1]))
@@ -104,7 +104,7 @@ def test_a_group_of_nobody_is_worth_nothing() -> None:
 @pytest.mark.parametrize(
     ("gain", "drafts", "is_close", "skip_steps"),
     [
-        # 1.25 ms for the block and its context, 12 to verify; plain is one token in 11 ms.
+        # 1.25 ms for the block and its context, 12 to verify; plain decoding is one token in 11 ms.
         (0.22, True, None, 0),  # 1.0128 times as fast
         (0.21, False, True, 1),  # 1.0045
         (0.15, False, True, 1),  # 0.9547
@@ -114,7 +114,7 @@ def test_a_group_of_nobody_is_worth_nothing() -> None:
 def test_drafting_must_promise_more_than_it_may_cost(
     gain: float, drafts: bool, is_close: bool | None, skip_steps: int
 ) -> None:
-    """One percent more; and what is less than five short of paying is asked again soon."""
+    """One percent more. If it is less than five short of paying, it is planned again soon."""
     ours = ToldPlanner(1, gain)
     plan = ours.plan(decoding([1]))
     assert bool(plan.width) == plan.drafted.any() == drafts
@@ -138,21 +138,21 @@ def test_nobody_who_could_be_drafted() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 0.3])
 def test_nothing_is_skipped_while_a_prompt_may_end(gain: float) -> None:
-    """A request whose prompt ends is still in the same batch, so a skip would outlast it."""
+    """A request whose prompt ends stays in the same batch, so a skip would outlast its prompt."""
     ours = ToldPlanner(1, gain)
     step = decoding([1, 0])
     step.produced = np.array([1, 0])
     assert ours.plan(step).skip_steps == 0
-    assert ours.probes.asked[0][0] == pytest.approx(0.012)  # asked again after this very step
+    assert ours.probes.asked[0][0] == pytest.approx(0.012)  # planned again after this step
     assert ours.plan(decoding([1, 0])).skip_steps > 0
 
 
 def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
-    """The useless best plan, or as few requests as will do, whichever loses less."""
+    """That is the useless best plan, or as few requests as will do, whichever loses less."""
     ours = ToldPlanner(4, max_requests=64)
     ours.probes.due = True
-    # Best is one draft each, of none accepted: 20 requests' 40 rows to draft, 20 more to verify,
-    # 20 to store: 50 + 10.5 + 1.2. That loses 31.7 ms, and stores the 20 rows that wait at once.
+    # The best is one draft each, none accepted: 20 requests' 40 rows to draft, 20 more to verify,
+    # 20 to store: 50 + 10.5 + 1.2. That loses 31.7 ms, and stores the 20 waiting rows at once.
     # Two requests drafted to the full: 10 rows to draft, 6 to verify, 2 to store.
     waiting = [1] * 20
     plan = ours.plan(decoding([4] * 20, waiting))
@@ -166,7 +166,7 @@ def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
 def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
     ours = ToldPlanner(4, 0.1)
     ours.probes.due = True
-    batch = [0, 4], [640, 10]  # of the one at its limit, nothing is stored
+    batch = [0, 4], [640, 10]  # nothing is stored for the one at its limit
     plan = ours.plan(decoding(*batch))
     # One draft: 13 + 1.0 + (4 + 1 + 10/64) / 20 ms for 2.1 tokens that are worth 12.6.
     ms = 13 + 1.0 + (5 + 10 / 64) / 20
@@ -177,13 +177,13 @@ def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
     assert seconds == pytest.approx(8 * 0.012)
     assert cost == pytest.approx((ms - 2.1 * 6 + (4 + 10) / 20) / 1000)
     assert not is_close
-    # Once it stands at the price of plain decoding, only what pays is verified.
+    # At the price of plain decoding, only what pays is verified.
     ours.probes.due = False
     assert ours.plan(decoding(*batch)).width == 0
 
 
 def test_a_probe_costs_what_its_own_requests_take() -> None:
-    """Four requests: one is at its limit, and the third has the least to catch up."""
+    """Four requests. One is at its limit, and the third has the least to catch up."""
     ours = ToldPlanner(4)
     ours.costs.records["attention"] = Attention(draft=1e-6, block=2e-6)
     ours.probes.due = True
@@ -200,7 +200,7 @@ def test_a_probe_costs_what_its_own_requests_take() -> None:
     [(1, 1), (15, 1), (16, 2), (33, 3), (64, 5)],
 )
 def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: int) -> None:
-    """Those with the least to catch up, who can use drafts."""
+    """These are the requests that can use drafts and have the least to catch up."""
     ours = ToldPlanner(4, max_requests=64)
     ours.probes.due = True
     waiting = [100 - request for request in range(count)]

@@ -1,4 +1,4 @@
-"""When to probe, on numbers that are powers of two wherever they can be."""
+"""When to probe, with numbers that are powers of two where possible."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vllm_dflash.planning.planner import ProbeSchedule
 
 
 def test_probes_spend_the_saved_share_of_the_time() -> None:
-    """1.5% at first: a probe of 3 ms after 200 ms, and not a step before."""
+    """1.5% at first: a probe of 3 ms after 200 ms, and not a step earlier."""
     probes = ProbeSchedule()
     due = [probes.is_due(0.05, 0.00299, is_close=False) for _ in range(4)]
     assert due == [False, False, False, True]

@@ -16,7 +16,7 @@ def test_every_request_has_a_row_of_its_own_while_it_is_known(batches: list[list
     known: dict[str, int] = {}
     for batch in batches:
         new = [name for name in batch if name not in known]
-        if len(known) + len(new) > NUM_ROWS:  # those that are not in the batch are forgotten
+        if len(known) + len(new) > NUM_ROWS:  # requests that are not in the batch are forgotten
             known = {name: row for name, row in known.items() if name in batch}
         given, fresh = rows.of(batch)
         assert given.dtype == fresh.dtype == np.int64

@@ -1,4 +1,4 @@
-"""Which drafts to verify, against a search through every possibility."""
+"""Which drafts to verify, against a search of all possibilities."""
 
 from itertools import product
 
@@ -29,8 +29,8 @@ def test_chains_are_cut_where_it_is_best(
     price: float,
     tolls: list[float],
 ) -> None:
-    """Against every combination of lengths; also where a request's drafts cost something of their
-    own, so that they may be worth less than nothing."""
+    """Compared with every combination of lengths. A request's drafts may have a cost of their own,
+    and be worth less than nothing."""
     survival = np.cumprod(np.array(conditional), axis=1)
     survival -= np.array(tolls[: len(survival)])[:, None]
     limit = np.array(limits[: len(survival)])
@@ -50,7 +50,7 @@ def test_chains_are_cut_where_it_is_best(
 def test_the_best_rate_is_its_own_price(
     conditional: list[list[float]], increments: list[float]
 ) -> None:
-    """Priced at the best tokens per second to be had, the selection attains it (Dinkelbach)."""
+    """Priced at the best possible tokens per second, the selection reaches it (Dinkelbach)."""
     survival = np.cumprod(np.array(conditional), axis=1)
     requests, width = survival.shape
     seconds = 0.1 + np.concatenate([[0.0], np.cumsum(increments)])[: survival.size + 1]

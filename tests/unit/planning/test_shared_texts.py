@@ -1,4 +1,4 @@
-"""What others were answered, against the obvious way to search it."""
+"""Other requests' answers, against a plain search."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def as_tokens(output: list[int]) -> np.ndarray:
 
 
 def naive_recall(kept: list[int], wanted: list[int]) -> tuple[int, list[int]]:
-    """Length of the longest match, and what followed the last such one up to the output's end."""
+    """Length of the longest match, and what follows the last such match, up to the output's end."""
     best, followed = 0, list[int]()
     for place in range(1, len(kept)):
         size = 0
@@ -40,7 +40,7 @@ def naive_recall(kept: list[int], wanted: list[int]) -> tuple[int, list[int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(outputs_of_a_small_vocabulary, max_size=6), outputs_of_a_small_vocabulary)
-@example([[0] * 20, [1] * 20, [2] * 22], [2] * 9)  # full to the brim, but for the end of the last
+@example([[0] * 20, [1] * 20, [2] * 22], [2] * 9)  # full, except for the last end
 def test_recalled_is_what_a_naive_search_finds(outputs: list[list[int]], wanted: list[int]) -> None:
     capacity = 64
     recent, kept = RecentOutputs.empty(capacity), list[int]()
@@ -59,7 +59,7 @@ def test_recalled_is_what_a_naive_search_finds(outputs: list[list[int]], wanted:
 
 
 def test_memory_is_bounded() -> None:
-    """And of an answer that is longer than half of it, the beginning is kept."""
+    """If an answer is longer than half of it, the beginning is kept."""
     recent = RecentOutputs.empty(64)
     for first in range(0, 4000, 40):
         remember(recent, np.arange(first, first + 40, dtype=np.int32))
@@ -81,7 +81,7 @@ class Shared:
         self.texts = np.zeros((2, MAX_TOKENS), np.int32)
 
     def answer(self, name: str, prompt: list[int], output: list[int]) -> list[list[int]]:
-        """What was predicted behind each token of the output."""
+        """Answer a request; return what was predicted after each token of the output."""
         found = []
         self.texts[0, : len(prompt)] = prompt
         limits = np.array([MAX_TOKENS])
@@ -100,7 +100,7 @@ OUTPUT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 
 
 def test_what_one_was_answered_another_may_be_as_well() -> None:
-    """From the fourth token on, up to the answer's end, and whatever the prompts say."""
+    """It is predicted from the fourth token to the answer's end, whatever the prompts say."""
     engine = Shared()
     assert not any(engine.answer("a", [1, 2, 3], OUTPUT))
     engine.end("a")
@@ -123,7 +123,7 @@ def test_prompts_are_not_shared() -> None:
 
 
 def test_what_a_client_adds_to_a_session_is_no_answer() -> None:
-    """vLLM goes on under the same id, with the answer and the next part as a prompt."""
+    """vLLM continues under the same id, with the answer and the next part as the prompt."""
     engine, added = Shared(), [31, 32, 33, 34, 35, 36]
     engine.answer("a", [1, 2, 3], [4, 5, 6, 7])
     engine.answer("a", [1, 2, 3, 4, 5, 6, 7, *added], OUTPUT)
@@ -158,7 +158,7 @@ def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
 
 
 def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
-    """Each by its own text; others go on, are in their prompt or new."""
+    """Each by its own text. Other requests go on, are in their prompt, or are new."""
     outputs = {
         name: [20 * number + token for token in OUTPUT] for number, name in enumerate("aenp")
     }
@@ -191,7 +191,7 @@ def test_the_own_text_counts_where_it_matches_as_long() -> None:
     engine.end("a")
     own = [5, 11, 12, 13, 14, 99, 98, 97, 96, 95, 94, 6]
     assert engine.answer("b", own, [11, 12, 13, 14])[-1][:2] == [99, 98]
-    # The other one's is longer by its first token.
+    # The other request's match is longer, by its first token.
     engine.answer("c", [1, 2, 3], [6, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
     engine.end("c")
     assert engine.answer("d", own, [11, 12, 13, 14])[-1] == [15, 16, 17, 18, 19, 20]

@@ -1,4 +1,4 @@
-"""What a step says of itself, and how steps are timed, on a clock of the test's own."""
+"""What a step says about itself, and how steps are timed, with a fake clock."""
 
 import numpy as np
 import pytest
@@ -35,11 +35,11 @@ def finish(clock: StepClock, fake: FakeTime, step: Step, seconds: float, **more:
         ([0], [0], 9, [0], 9, False),  # a chunk of a prompt
         ([1], [0], 5, [0], 4, False),  # the last chunk, which yields a token
         ([4], [3], 4, [3], 0, True),  # three drafts, all of them accepted
-        ([1], [5], 6, [0], 0, True),  # five, none
+        ([1], [5], 6, [0], 0, True),  # five drafts, none accepted
         ([3], [5], 6, [2], 0, True),
-        ([0], [2], 8, [0], 6, False),  # drafts beside a discarded sample: as good as a prompt
-        ([1, 0], [0, 0], 1, [0, 0], 0, False),  # one of which no row ran
-        ([0, 1, 1, 4, 1], [0, 0, 0, 3, 5], 76, [0, 0, 0, 3, 0], 64, False),  # all together
+        ([0], [2], 8, [0], 6, False),  # drafts beside a discarded sample count as a prompt
+        ([1, 0], [0, 0], 1, [0, 0], 0, False),  # one request ran no row
+        ([0, 1, 1, 4, 1], [0, 0, 0, 3, 5], 76, [0, 0, 0, 3, 0], 64, False),  # all of these together
         ([1, 3, 1], [0, 2, 4], 9, [0, 2, 0], 0, True),
         ([], [], 0, [], 0, False),
     ],
@@ -134,7 +134,7 @@ def test_steps_with_prompts_are_timed_but_teach_nothing(fake: FakeTime) -> None:
 
 
 def test_a_step_of_nobody_is_a_pause(fake: FakeTime) -> None:
-    """vLLM passes such steps on: while a grammar compiles, one a millisecond."""
+    """vLLM passes such steps on, one a millisecond while a grammar compiles."""
     clock = StepClock()
     finish(clock, fake, decoding("a"), 1.0)
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_steps_that_are_held_are_taken_together(fake: FakeTime) -> None:
 
 
 def test_a_step_that_verifies_ends_those_that_were_held(fake: FakeTime) -> None:
-    """Free drafts are verified in the midst of steps that rest."""
+    """Free drafts are verified in the middle of steps that rest."""
     clock = StepClock()
     finish(clock, fake, decoding("a"), 1.0)
     for seconds in (2.0, 4.0):
@@ -186,7 +186,7 @@ def test_a_part_in_pieces_takes_their_sum(fake: FakeTime) -> None:
 
 
 def test_fields_of_outcomes_are_arrays_by_themselves() -> None:
-    """Whatever rows of the table they are of: what is compiled for one kind knows no other."""
+    """Whatever rows of the table they come from: a compiled function takes only one kind."""
     table = np.arange(3 * (8 + 2 + 4), dtype=np.float32).reshape(3, -1)
     for rows in (table, table[[2, 0]], table[::2], table[:1]):
         outcomes = Outcomes.of(rows, 2)

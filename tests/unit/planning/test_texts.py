@@ -1,4 +1,4 @@
-"""Look-ups in a text against the obvious way to do them."""
+"""Look-ups in a text, against a plain search."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ MAX_TOKENS = 512
 
 
 def naive_match(text: list[int]) -> tuple[int, int]:
-    """Length of the longest match of the last tokens, and where what followed the last such is."""
+    """Length of the longest match of the last tokens, and the place after the last such match."""
     best, start = 0, 0
     for place in range(1, len(text)):
         size = 0
@@ -32,7 +32,7 @@ def naive_predicted(text: list[int], length: int) -> list[int]:
 
 
 class Engine:
-    """Requests whose texts grow by what a test says."""
+    """Requests whose texts grow as a test says."""
 
     def __init__(self, max_requests: int = 2) -> None:
         self.matches = SuffixMatches(max_requests, MAX_TOKENS, most=8)

@@ -1,5 +1,4 @@
-"""Whether a step is worth trees, and of which size: by seconds, and what trees were seen to
-bring."""
+"""Whether a step is worth trees, and of which size, by its time and what trees brought before."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ NODES = 31
 def told(
     verified: list[int], if_cut: list[list[int]], chains: list[int]
 ) -> tuple[Outcomes, np.ndarray, np.ndarray]:
-    """Outcomes of trees: how many nodes were verified, drafts accepted if there were 7, 15 or all,
-    and of the chains in them."""
+    """Outcomes of trees: how many nodes were verified, how many drafts were accepted with 7, 15 or
+    all nodes, and how many of the chains in them."""
     accepted = np.array(if_cut)
     columns = 1 + accepted[:, [0, 1, 2]]
     columns[accepted[:, 2] < 0] = 0  # no tree
@@ -34,8 +33,8 @@ def test_without_news_all_sizes_are_hoped_for() -> None:
 
 
 def test_what_trees_brought_counts() -> None:
-    """Counted for requests that had some, of as many nodes: by a chain's, whatever of it was
-    verified."""
+    """For requests that had trees of as many nodes, relative to a whole chain, however much of it
+    was verified."""
     gain = TreeGain(tree_sizes(NODES))
     for _ in range(300):
         outcomes, accepted, rest = told(
@@ -64,8 +63,8 @@ def test_sizes_that_did_not_pay_are_tried_again_one_day() -> None:
 @pytest.mark.parametrize("verified", tree_sizes(NODES))
 @pytest.mark.parametrize("sure", [0.6, 0.9])
 def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int) -> None:
-    """Expected drafts of the first nodes of a tree are the sum of their survival, and of a chain of
-    theirs; also where steps verify no more of it, and so end the chain too soon."""
+    """The expected drafts of a tree's first nodes are the sum of their survival, and likewise for a
+    chain. This also holds if steps verify fewer nodes, and so cut the chain too early."""
     width, random = 15, np.random.default_rng(3)
     chances = [[sure, 0.6 * (1 - sure), 0.3 * (1 - sure)]] * width
     tokens = [[0, 1, 2]] * width
@@ -86,7 +85,7 @@ def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int
 def became(
     tree: Tree, verified: int, sure: float, random: np.random.Generator
 ) -> tuple[Outcomes, np.ndarray, np.ndarray]:
-    """One step: tokens by depth, drawn as the tree has their chances."""
+    """One step. Tokens by depth are drawn with the chances in the tree."""
     odds = [sure, 0.6 * (1 - sure), 0.3 * (1 - sure), 0.1 * (1 - sure)]
     by_depth = random.choice(4, p=odds, size=99).tolist()
     drawn = [by_depth[0], *(by_depth[depth] for depth in tree.depths)]
