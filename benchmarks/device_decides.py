@@ -1,10 +1,10 @@
-"""What planning a step ahead brings on Model Runner V2, where the device decides: simulated.
+"""Simulate what planning a step ahead brings on Model Runner V2, where the device decides.
 
     scripts/run.sh python benchmarks/device_decides.py
 
-Along recorded drafts of the demo pair (`record_drafts.py`), at each number of requests: tokens a
-second of ours over those of the best that a fixed length, or none, could have brought, in
-hindsight. A step takes what the tables in `costs` say. Nothing here was timed. 20 minutes.
+Uses recorded drafts of the demo pair (`record_drafts.py`). For each number of requests it prints
+our tokens per second, relative to what the best fixed length, or none, would have brought in
+hindsight. Times of steps come from the tables in `costs`. Nothing here was timed. 20 minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXTS = ("greedy", "drawn", "copies")
 
 
 def main() -> None:
-    """A table for each machine."""
+    """Print a table for each machine."""
     parser = argparse.ArgumentParser(description=__doc__)
     requests = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     parser.add_argument("--concurrency", type=int, nargs="+", default=requests)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def table(machine: str, concurrency: list[int]) -> Table:
-    """Table of one machine."""
+    """Make the table of one machine."""
     sys.path.insert(0, str(HERE.parent / "tests"))
     from support.judge import REGIMES, fixed_rates, ours, rate_of, table_of
     from support.recorded_drafts import recorded_drafts

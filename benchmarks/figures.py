@@ -1,10 +1,10 @@
-"""What README claims, from a run of `vllm-dflash bench`: `make figures`.
+"""Write README's figures from a run of `vllm-dflash bench`: `make figures`.
 
     scripts/run.sh python benchmarks/figures.py out/figures/result.json
 
 keeps the run's raw numbers as docs/benchmarks.json, and writes docs/benchmarks.png and the parts of
-README.md and docs/benchmarks.md between the lines FROM and TO. Without a file: from the raw numbers
-that are kept. tests/unit/benchmarks/test_readme_figures.py holds the pages against them.
+README.md and docs/benchmarks.md between the lines FROM and TO. Without a file, it uses the raw
+numbers that are kept. tests/unit/benchmarks/test_readme_figures.py compares the pages with them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ NAMES = {
     SCHEDULE: "the same, K by batch size",
     "": "the demo pair's",
 }
-"""What README calls prompts and engines."""
+"""README's names of prompts and engines."""
 FROM, TO = "<!-- from here on written by `make figures` -->", "<!-- to here -->"
 
 
 def kept(result: dict[str, Any]) -> str:
-    """The raw numbers of a run as JSON, a line for each measurement.
+    """Return the raw numbers of a run as JSON, one line for each measurement.
 
     Raises:
-        ValueError: the run was broken off, or has other loads or engines than README tells of.
+        ValueError: fewer than two rounds are complete, or the run has other loads or engines than
+            README names.
     """
     sides = {side["name"] for side in result["sides"]}
     loads = {one["load"].partition(",")[0] for one in result["measurements"]}
-    if result["rounds_complete"] < result["rounds"]:
-        raise ValueError(f"only {result['rounds_complete']} of {result['rounds']} rounds are there")
+    if result["rounds_complete"] < 2:
+        raise ValueError("fewer than 2 rounds are complete")
     if loads != {CLOSED} or not {PLAIN, SCHEDULE, OURS} < sides:
         raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
     head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
@@ -50,12 +51,12 @@ def kept(result: dict[str, Any]) -> str:
 
 
 def results_of(raw: dict[str, Any]) -> Results:
-    """As the reports of `bench` take them."""
+    """Convert to what the reports of `bench` take."""
     return Results([Side(**side) for side in raw["sides"]], raw["measurements"])
 
 
 def readme_part(raw: dict[str, Any]) -> str:
-    """The table of README, and what it was measured on."""
+    """Write README's table, and what it was measured on."""
     results = results_of(raw)
     natives = results.of_kind("native")
     lengths = ", ".join(str(side.draft_tokens) for side in natives)
@@ -82,22 +83,22 @@ def readme_part(raw: dict[str, Any]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     about = raw["about"]
     return "\n".join(
-        [*lines, "", f"{raw['rounds']} rounds, {about['cores']} cores, {about['cpu']}."]
+        [*lines, "", f"{raw['rounds_complete']} rounds, {about['cores']} cores, {about['cpu']}."]
     )
 
 
 def prompts_of(load: str) -> str:
-    """What a load is called in README: its prompts, and the temperature if there is one."""
+    """Return README's name of a load: its prompts, and the temperature if there is one."""
     return ", ".join(NAMES.get(name, name) for name in load.split(", ")[1:] or [""])
 
 
 def page_part(raw: dict[str, Any]) -> str:
-    """The tables of docs/benchmarks.md, with all engines."""
+    """Write the tables of docs/benchmarks.md, with all engines."""
     about = raw["about"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     preloaded = ", ".join(about["preloaded"]) or "nothing"
     head = (
-        f"{about['pair']}; {raw['rounds']} rounds; {about['cores']} cores, {about['cpu']};"
+        f"{about['pair']}; {raw['rounds_complete']} rounds; {about['cores']} cores, {about['cpu']};"
         f" {versions}; preloaded: {preloaded}. `scripts/run.sh {about['command']}`"
     )
     results = results_of(raw)
@@ -114,7 +115,7 @@ PAGES = {ROOT / "README.md": readme_part, ROOT / "docs" / "benchmarks.md": page_
 
 
 def with_part(page: str, part: str) -> str:
-    """The page with this between its two lines."""
+    """Return the page with this part between its two lines."""
     before, _, rest = page.partition(f"{FROM}\n")
     _, _, after = rest.partition(f"{TO}\n")
     if not after:
@@ -123,7 +124,7 @@ def with_part(page: str, part: str) -> str:
 
 
 def main() -> None:
-    """Write what is derived from a run."""
+    """Write everything that is derived from a run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -2,10 +2,10 @@
 
     scripts/run.sh python benchmarks/free_drafts.py
 
-The demo pair, widened to 203 M parameters. Every round writes the same texts three times, in turns:
-with the drafter's blocks and free drafts, with blocks alone, and with nothing. All three go by the
-same costs, which are learned all the time. Prompts are read before the clock runs. vLLM's own
-methods are measured beside it, in engines of their own: --native-k 3 --beside ngram.
+Uses the demo pair, widened to 203 M parameters. Every round writes the same texts three times, in
+turns: with the drafter's blocks and free drafts, with blocks alone, and with neither. All three use
+the same costs, which are learned all the time. Prompts are read before the clock starts.
+`--native-k 3 --beside ngram` also measures vLLM's own methods, in engines of their own.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Sources:
     drafter: Any
 
     def draft_from(self, side: str) -> None:
-        """By `SIDES`, or both with free drafts of so many tokens at most; what each has learned of
-        drafts is kept."""
+        """Choose one of `SIDES`, or both with free drafts of at most so many tokens.
+
+        What each side has learned about drafts is kept.
+        """
         from vllm_dflash.engine.v1.host_step import FixedLength
         from vllm_dflash.planning.planner import Planner
 
@@ -65,7 +67,7 @@ class Sources:
 
 
 class SourcedAnswers(EngineAnswers):
-    """Questions to an engine whose drafts can come from here or there."""
+    """Answers of an engine whose sources of drafts can be switched."""
 
     def draft_from(self, side: str) -> None:
         """Tell all workers."""
@@ -133,12 +135,12 @@ def main() -> None:
                         )
                         if number >= 0:
                             rates[load, count, side].append(result["tokens_per_second"])
-            if number >= 0:  # some minutes' work, of which each round says something
+            if number >= 0:  # print after each round, since all take minutes
                 print_report([table(rates, f"Same texts, rounds: {number + 1}")])
 
 
 def table(rates: Rates, title: str) -> Table:
-    """Speed with free drafts against each other side: medians and spread."""
+    """Compare the speed with free drafts to each other side: medians and spread."""
 
     def faster(load: str, count: int, other: str) -> str:
         return spread(np.divide(rates[load, count, BOTH], rates[load, count, other]))

@@ -1,10 +1,10 @@
-"""Processor time that the host spends on a step: plain decoding, vLLM's own DFlash, and ours.
+"""Host processor time of a step: plain decoding, vLLM's own DFlash, and ours.
 
     scripts/run.sh python benchmarks/host_time.py            # 2 minutes
 
-On the emulated GPU, where a launch takes the host longer than on a real one, and the device's work
-is done while the host waits: that does not count. Where a GPU is faster than its host, a step takes
-as long as this. Planning is as rare as it is for steps of milliseconds.
+Runs on the emulated GPU, where a launch takes the host longer than on a real one. The device's work
+is done while the host waits, and that time does not count. Where a GPU is faster than its host, a
+step takes as long as this. Planning is as rare as it is for steps of milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = 20
 
 
 def measure(side: str, count: int) -> float:
-    """Milliseconds of a step of so many requests. In a process of its own."""
+    """Return milliseconds of a step with `count` requests. Runs in its own process."""
     sys.path.insert(0, str(ROOT / "tests"))
     from emulated import vllm_side
 
@@ -84,7 +84,7 @@ def measure(side: str, count: int) -> float:
 
 
 def plan_as_on_a_fast_gpu() -> None:
-    """Blocks always pay, and steps are so short that planning is as rare as it gets."""
+    """Make blocks always pay, and planning as rare as on a GPU with very short steps."""
     import pytest
 
     from support.engines import fix_costs
@@ -97,7 +97,7 @@ def plan_as_on_a_fast_gpu() -> None:
 
 
 def time_the_waits(owner: type, name: str, waited: list[float]) -> None:
-    """Add what a method takes to `waited`."""
+    """Add the time that a method takes to `waited`."""
     method: Callable[..., Any] = getattr(owner, name)
 
     def timed(*args: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What looking up free drafts costs: microseconds of a request and step, and memory of a request.
+"""Measure look-ups of free drafts: microseconds for a request and step, and memory of a request.
 
     scripts/run.sh python benchmarks/look_ups.py
 
-The text is the source of vLLM, in tokens of the demo pair, one more at a time.
+The text is vLLM's source, in tokens of the demo pair, one more at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS, MOST = 500, 32
 
 
 def read_text(tokens: int) -> list[int]:
-    """So many tokens of source code."""
+    """Return `tokens` tokens of source code."""
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     text: list[int] = []
     for path in sorted(Path(vllm.__file__).parent.glob("v1/**/*.py")):
@@ -36,7 +36,7 @@ def read_text(tokens: int) -> list[int]:
 
 
 def fill(matches: SuffixMatches, text: list[int], length: int) -> None:
-    """With outputs of so many tokens, until no more are remembered."""
+    """Add outputs of `length` tokens until no more are remembered."""
     for number in range(CAPACITY // length):
         start = number * length % (len(text) - length + 1)
         texts, names = np.array([text[start : start + length]], np.int32), [f"ended {number}"]
@@ -48,7 +48,7 @@ def fill(matches: SuffixMatches, text: list[int], length: int) -> None:
 def measure(
     text: list[int], context: int, num_requests: int, *, shared: bool
 ) -> tuple[float, float, float]:
-    """Microseconds of a look-up: in the mean, of the slowest in a hundred, and of the first."""
+    """Return microseconds of a look-up: the mean, the 99th percentile, and the first."""
     tokens = context + STEPS + MOST
     matches = SuffixMatches(num_requests, tokens, MOST, shares_outputs=shared)
     if shared:

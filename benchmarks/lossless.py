@@ -2,8 +2,8 @@
 
     scripts/run.sh python benchmarks/lossless.py
 
-Every prompt at several concurrencies, with chunked prefill forced small and prefix caching on,
-twice, so that the second time hits the prefix cache. Exits with 1 where any token differs.
+Runs every prompt at several concurrencies, with small chunks of prefill and prefix caching on. It
+runs twice, so that the second time hits the prefix cache. Exits with 1 if any token differs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
         "dtype": "float32",
         "max_model_len": 512,
     }
-    # Cache blocks smaller than the prompts, or there would be no prefix to hit.
+    # Cache blocks are smaller than the prompts, or there would be no prefix to hit.
     engine |= {"disable_log_stats": False, "block_size": 32}
     without_ours = side_environment(NO_PLUGIN)
     with EngineProcess(arguments.out / "plain.log", environment=without_ours, **engine) as child:

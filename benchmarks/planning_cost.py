@@ -1,10 +1,10 @@
-"""What planning costs: its share of the time, and a load that it never drafts against plain.
+"""What planning costs: its share of the time, and a load that is never drafted against plain.
 
     scripts/run.sh python benchmarks/planning_cost.py
 
-Two engines of the demo pair side by side, widened to 203 M parameters: plain decoding, and ours.
-Every round measures plain decoding, ours as it is, and ours with a planner that plans every step
-but never drafts, once at each number of requests.
+Two engines of the demo pair run side by side, widened to 203 M parameters: plain decoding, and
+ours. For each number of requests, every round measures plain decoding, ours as it is, and ours
+with a planner that plans every step but never drafts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SIDES = ("plain", "ours", "never")
 
 
 class Switch:
-    """In our worker: turns drafting off, but not the planning."""
+    """In our worker: turns drafting off, but not planning."""
 
     drafter: Any
 
     def let_draft(self, allowed: bool) -> None:
-        """Whether a plan is followed."""
+        """Follow plans, or plan without drafting."""
         from vllm_dflash.planning.planner import Planner
         from vllm_dflash.planning.step import Plan, Step
 
@@ -52,7 +52,7 @@ class Switch:
 
 
 class SwitchedAnswers(EngineAnswers):
-    """Questions to an engine whose drafting can be turned off."""
+    """Answers of an engine whose drafting can be turned off."""
 
     def let_draft(self, allowed: bool) -> None:
         """Tell all workers."""
@@ -88,7 +88,7 @@ def main() -> None:
                 **engine,
             )
         )
-        plain.answers.facts()  # one after the other: they compile the same
+        plain.answers.facts()  # wait, because both engines compile the same code
         ours = stack.enter_context(
             EngineProcess(
                 arguments.out / "ours.log",

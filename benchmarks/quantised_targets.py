@@ -1,14 +1,14 @@
-"""What a drafter is worth beside quantised targets: acceptance and speed, as a table.
+"""Measure a drafter with quantised targets: acceptance and speed, as a table.
 
     PYTHONPATH=tests scripts/run.sh python benchmarks/quantised_targets.py
 
 writes SmolLM2-135M-Instruct (`examples/smollm2_target.py` makes it) with weights of 8 bits (W8A8)
 and of 4 (W4A16, groups of 32) to `out/quantised`, rounded to the nearest and not calibrated. The
 drafter stays the one that was trained for the target in bf16. `vllm-dflash bench` measures each of
-the three on HumanEval, chat, and code to write out again with a name changed. Engines are not
-compiled, for a shorter start.
+the three on HumanEval, on chat, and on code to write out again with a name changed. Engines are
+not compiled, so that they start faster.
 
-On CPUs vLLM multiplies weights of 4 bits with AVX-512 alone. Elsewhere the rounded weights are
+On CPUs, vLLM multiplies weights of 4 bits only with AVX-512. Without it, the rounded weights are
 written out in full: acceptance is that of W4A16, speed is not.
 """
 
@@ -40,7 +40,7 @@ NO_NATIVE = ["--native-k", "--native-schedule", "none"]
 
 
 def targets(folder: Path) -> dict[str, Path]:
-    """The target as it is and quantised, by what the table calls them."""
+    """Return the target as it is and quantised, by their names in the table."""
     found = {"as it is": TARGET}
     for name, way in WAYS.items():
         is_written_out = way == "int4" and not has_int4_kernels()
@@ -58,7 +58,7 @@ def targets(folder: Path) -> dict[str, Path]:
 
 
 def has_int4_kernels() -> bool:
-    """Whether this vLLM can multiply with weights of 4 bits."""
+    """Return whether this vLLM can multiply with weights of 4 bits."""
     from vllm import _custom_ops  # noqa: F401 - loads the kernels
     from vllm.platforms import current_platform
 
@@ -66,7 +66,7 @@ def has_int4_kernels() -> bool:
 
 
 def measure(target: Path, out: Path, options: list[str]) -> Results:
-    """Plain decoding and ours on this target."""
+    """Run plain decoding and ours on this target."""
     pair = ["--target", str(target), "--drafter", str(DRAFTER), "--prompts", *PROMPTS]
     command = ["vllm-dflash", "bench", *pair, *NO_NATIVE, *options, "--out", str(out)]
     subprocess.run(command, check=True)
@@ -74,7 +74,7 @@ def measure(target: Path, out: Path, options: list[str]) -> Results:
 
 
 def table(found: dict[str, Results], dtype: str) -> Table:
-    """A row for each target, kind of prompts and number of requests."""
+    """Make a row for each target, kind of prompts and number of requests."""
     rows = []
     for target, results in found.items():
         for load in results.loads:

@@ -1,11 +1,11 @@
-"""What do workers in Ray actors cost beside vLLM's own worker processes? TP=2, DFlash, one machine.
+"""What do workers in Ray actors cost beside vLLM's own processes? TP=2, DFlash, one machine.
 
     scripts/run.sh python benchmarks/ray_overhead.py
 
-Three engines live side by side on the same two halves of this machine's cores: multiprocessing,
-our Ray executor with both workers on one node (shared memory), and with one on each of two nodes
-(TCP on loopback). Every round measures each once at each concurrency, at a fixed draft length.
-Takes about five minutes.
+Three engines run side by side on the same two halves of this machine's cores: multiprocessing, our
+Ray executor with both workers on one node (shared memory), and with one on each of two nodes (TCP
+on loopback). Every round measures each once at each concurrency, at a fixed draft length. Takes
+about five minutes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SIDES = ("processes", "ray, one node", "ray, two nodes")
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, EngineProcess]:
-    """The three engines, and the Ray clusters of two of them."""
+    """Start the three engines, and the Ray clusters of two of them."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.ray_cluster import ray_cluster
 

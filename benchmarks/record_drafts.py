@@ -1,11 +1,11 @@
-"""What the demo pair's drafter drafts at every token of some texts, for the planner's judge.
+"""Record the demo drafter's drafts at every token of some texts, for the planner's judge.
 
     scripts/run.sh python benchmarks/record_drafts.py
 
-Plain PyTorch, 3 minutes on one core; writes `tests/data/recorded_drafts.npz`. Texts of three kinds:
-what the target writes behind held-out prompts, greedily, which soon goes round in circles; what it
-writes if tokens are drawn, which does not; and copies with edits of a document that stands in the
-prompt, forced upon the target, because it is too small to be told to copy.
+Plain PyTorch, 3 minutes on one core; writes `tests/data/recorded_drafts.npz`. There are three kinds
+of texts: greedy continuations of held-out prompts by the target, which soon repeat themselves;
+sampled continuations, which do not; and copies with edits of a document in the prompt. The copies
+are forced upon the target, because it is too small to be told to copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_WRITTEN, NUM_DRAWN, NUM_COPIES, LENGTH = 32, 32, 12, 192
 TEMPERATURE = 0.7
 PROMPTS_PER_DOCUMENT = 5
 EDITED_SHARE = 0.03
-"""Share of a document's tokens that is changed, left out, and put in, each."""
+"""Share of a document's tokens that is changed; the same share is left out, and inserted."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         prompt_lengths=np.array([len(prompt) for prompt, _ in texts], np.uint16),
         lengths=np.array([len(tokens) for _, tokens in texts], np.uint16),
         tokens=np.array([*chain(*chain(*texts))], np.uint16),
-        drafts=drafts.astype(np.uint16),  # behind each token of the texts one after the other
+        drafts=drafts.astype(np.uint16),  # after each token, text by text
         confidence=np.rint(255 * confidence).astype(np.uint8),
         kinds=np.array([NUM_WRITTEN, NUM_DRAWN, NUM_COPIES]),
     )
@@ -70,7 +70,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def _written(oracle: Oracle, prompt: list[int], **how: Any) -> tuple[list[int], list[int]]:
-    """A prompt, and what the target writes behind it."""
+    """Return a prompt, and what the target writes after it."""
     written = oracle.target.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -94,7 +94,7 @@ def _edited(document: Sequence[int], random: np.random.Generator) -> list[int]:
 
 @torch.inference_mode()
 def _blocks(oracle: Oracle, prompt: list[int], tokens: list[int]) -> tuple[Ints, Floats]:
-    """The blocks behind each of T tokens, and how sure the drafter is of them, [T, K] each."""
+    """Draft a block after each of T tokens. Returns drafts and their confidences, [T, K] each."""
     sys.path.insert(0, str(HERE.parent / "tests"))
     from support.reference_decoding import draft
 

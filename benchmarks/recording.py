@@ -1,11 +1,11 @@
-"""The picture that heads README, a recording of real commands in a terminal: `make recording`.
+"""Make the picture at the top of README, a recording of real commands: `make recording`.
 
     scripts/run.sh python benchmarks/recording.py --record
 
 runs COMMANDS in a terminal of its own, keeps what they printed and when as docs/demo.cast (the
-format of asciinema, version 2), and draws docs/demo.svg from it. Without --record: from what is
+format of asciinema, version 2), and draws docs/demo.svg from it. Without --record, it draws what is
 kept. Only the clock is changed: a pause is played for PAUSE seconds at most, and READ seconds pass
-before a command. tests/unit/benchmarks/test_recording.py holds the picture against the recording.
+before a command. tests/unit/benchmarks/test_recording.py compares the picture with the recording.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMANDS = (
 WIDTH, ROWS = 88, 32
 PROMPT = "\x1b[1m$ "
 PAUSE, READ, HOLD, FRAME = 0.1, 3.0, 6.0, 0.04
-"""Seconds: longest pause, before a command, at the end, and two outputs that are shown as one."""
+"""Seconds: longest pause, before a command, at the end, and between outputs shown as one."""
 
 Event = tuple[float, str, str]
 """Seconds since the start, "o", what was printed."""
@@ -52,9 +52,9 @@ Line = tuple[tuple[str, Style], ...]
 
 
 def record(commands: Sequence[str], folder: Path) -> tuple[dict[str, object], list[Event]]:
-    """Run commands of bash in a terminal: the recording's header, and what they printed.
+    """Run bash commands in a terminal. Returns the recording's header, and what they printed.
 
-    What they leave in the background is ended with the last of them.
+    What they leave in the background is ended with the last command.
 
     Raises:
         subprocess.CalledProcessError: a command failed.
@@ -88,7 +88,7 @@ def record(commands: Sequence[str], folder: Path) -> tuple[dict[str, object], li
 
 
 def _read(terminal: int) -> bytes:
-    """What was printed next; nothing once nobody is left to print."""
+    """Read what was printed next; nothing once no process is left to print."""
     try:
         return os.read(terminal, 1 << 16)
     except OSError:
@@ -96,7 +96,7 @@ def _read(terminal: int) -> bytes:
 
 
 def played(events: Iterable[Event]) -> Iterator[tuple[float, str]]:
-    """When each output is played, those that come together as one."""
+    """Yield when each output is played. Outputs that come together are one."""
     frames: list[tuple[float, str]] = []
     clock = before = 0.0
     for at, _, data in events:
@@ -111,10 +111,10 @@ def played(events: Iterable[Event]) -> Iterator[tuple[float, str]]:
 
 
 class Screen:
-    """A terminal that forgets no line. It knows what rich and shells write, and refuses the rest.
+    """A terminal that keeps all lines. It knows what rich and shells write, and refuses the rest.
 
     Raises:
-        ValueError: of `feed`: a control sequence that would be drawn wrongly.
+        ValueError: from `feed`: a control sequence that would be drawn wrongly.
     """
 
     TOKEN = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|[^\x1b]")
@@ -127,7 +127,7 @@ class Screen:
         self._decoder, self._rest = AnsiDecoder(), ""
 
     def feed(self, data: str) -> None:
-        """Print this."""
+        """Print data on the screen."""
         data = self._rest + data
         cut_off = self.CUT_OFF.search(data)
         self._rest = cut_off[0] if cut_off else ""
@@ -174,7 +174,7 @@ class Screen:
 
 @dataclass
 class Shown:
-    """What stands in a row, counted from the recording's first, and from when till when."""
+    """A line in a row, counted from the recording's first, and when it appears and disappears."""
 
     row: int
     line: Line
@@ -184,7 +184,7 @@ class Shown:
 
 @dataclass
 class Film:
-    """All that is seen: lines, and which row is the first on the screen from when on."""
+    """Everything that is seen: lines, and the first row on the screen over time."""
 
     shown: list[Shown] = field(default_factory=list)
     tops: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
@@ -192,7 +192,7 @@ class Film:
 
 
 def film(events: Iterable[Event], width: int, rows: int) -> Film:
-    """What is on the screen when."""
+    """Compute what is on the screen, and when."""
     found, screen = Film(), Screen(width)
     now: dict[int, Shown] = {}
     for at, data in played(events):
@@ -214,11 +214,11 @@ def film(events: Iterable[Event], width: int, rows: int) -> Film:
 
 
 CELL, HEIGHT, EDGE, BAR = 8.4, 18, 16, 34
-"""Pixels: width and height of a character, around the text, and the bar with the title."""
+"""Pixels: width and height of a character, the margin around the text, and the title bar."""
 
 
 def draw(header: dict[str, object], events: Iterable[Event]) -> str:
-    """The picture, as SVG that CSS moves. Where nothing moves, it is the end of the recording."""
+    """Draw the picture as SVG, animated by CSS. Without animation, it shows the recording's end."""
     width, rows, title = int(str(header["width"])), int(str(header["height"])), header["title"]
     one = film(events, width, rows)
 
@@ -265,7 +265,7 @@ g{{animation:{one.seconds:.3f}s step-end infinite}}
 
 
 def _texts(shown: Shown, colours: dict[str, str]) -> str:
-    """A line, a text for each stretch of words of one style; a new colour gets a class."""
+    """Draw a line, with a text element for each stretch of one style; a new colour gets a class."""
     texts, column = [], 0
     for style, cells in groupby(shown.line, key=lambda cell: cell[1]):
         together = "".join(character for character, _ in cells)
@@ -275,7 +275,7 @@ def _texts(shown: Shown, colours: dict[str, str]) -> str:
             colour = style.color.get_truecolor(MONOKAI).hex
             classes.append(colours.setdefault(colour, f"c{len(colours)}"))
         marked = f' class="{" ".join(classes)}"' if classes else ""
-        # Two spaces and more are left out: not every viewer keeps them.
+        # Runs of two or more spaces are left out: not every viewer keeps them.
         for words in re.finditer(r"\S+( \S+)*", together):
             place = f'x="{(column + words.start()) * CELL:g}" y="{shown.row * HEIGHT + 14}"'
             length = f'textLength="{len(words[0]) * CELL:g}"'
@@ -285,13 +285,13 @@ def _texts(shown: Shown, colours: dict[str, str]) -> str:
 
 
 def read_cast(file: Path) -> tuple[dict[str, object], list[Event]]:
-    """A recording: its header, and what was printed."""
+    """Read a recording: its header, and what was printed."""
     header, *events = map(json.loads, file.read_text().splitlines())
     return header, [tuple(event) for event in events]
 
 
 def main() -> None:
-    """Record where that is asked for, and draw."""
+    """Record if asked to, and draw."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -4,9 +4,9 @@
     scripts/run.sh python benchmarks/replicas.py --narrow --rounds 1 --seconds 2 --concurrency 2
 
 Three sides on the same cores, all with DFlash: `vllm serve` with all threads, one Ray Serve replica
-with all threads, and two replicas with half of them each. All of them live side by side; in every
-round each is measured once at each concurrency, in an order of the round's own. Medians of rounds;
-ratios are those of the same round. With the demo pair widened, as in `vllm-dflash bench`.
+with all threads, and two replicas with half of them each. All sides run side by side. Every round
+measures each side once at each concurrency, in a new order. The results are medians of rounds, and
+ratios within a round. The demo pair is widened, as in `vllm-dflash bench`.
 """
 
 import argparse
@@ -43,7 +43,7 @@ Measured = dict[tuple[int, str], list[float]]
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
 
 
 def sides_of(given: argparse.Namespace, pair: Pair) -> dict[str, Settings]:
-    """Name -> what runs. The first is one engine without Ray."""
+    """Map a side's name to what runs. The first is one engine without Ray."""
     cores = os.cpu_count() or 1
 
     def side(replicas: int) -> Settings:
@@ -87,7 +87,7 @@ def sides_of(given: argparse.Namespace, pair: Pair) -> dict[str, Settings]:
 def start(
     stack: ExitStack, sides: dict[str, Settings], given: argparse.Namespace
 ) -> dict[str, str]:
-    """Start everything, one after the other. Returns URLs."""
+    """Start everything, one side after the other. Returns URLs."""
     settings = sides[ENGINE]
     server = SoakServer(
         settings.serve_arguments(),
@@ -116,7 +116,7 @@ def start(
 async def tokens_per_second(
     url: str, prompts: list[str], concurrency: int, tokens: int, seconds: float
 ) -> float:
-    """Tokens of all requests over the time they take; no new one begins after `seconds`."""
+    """Return tokens of all requests over their time. No request begins after `seconds`."""
     waiting, produced, began = iter(prompts * 1000), 0, time.perf_counter()
 
     async def client(http: httpx.AsyncClient) -> None:
@@ -135,7 +135,7 @@ async def tokens_per_second(
 
 
 def measure(urls: dict[str, str], given: argparse.Namespace) -> Measured:
-    """(concurrency, side) -> tokens/s of each round."""
+    """Measure tokens/s of each round. Returns (concurrency, side) -> tokens/s."""
     prompts, measured = read_prompts(given.prompts), defaultdict(list)
     rounds = range(-given.warmup_rounds, given.rounds)
     schedule = [(number, count) for number in rounds for count in given.concurrency]
@@ -153,7 +153,7 @@ def measure(urls: dict[str, str], given: argparse.Namespace) -> Measured:
 
 
 def report(measured: Measured, names: list[str], given: argparse.Namespace) -> Table:
-    """Medians, and ratios to one engine of the same round."""
+    """Make a table of medians, and of ratios to the single engine in the same round."""
     rows = []
     for count in given.concurrency:
         base = measured[count, ENGINE]

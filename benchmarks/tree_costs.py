@@ -1,9 +1,9 @@
-"""What a step with draft trees costs a GPU beside one with chains, on paper.
+"""What a step with draft trees costs on a GPU, compared with chains, on paper.
 
     python benchmarks/tree_costs.py
 
-Bytes and operations by the shapes of an 8B target, over what an H100's data sheet says. Nothing is
-measured. The table is that of docs/engineering/trees.md.
+Computed from bytes and operations of an 8B target and an H100's data sheet. Nothing is measured.
+The table is that of docs/engineering/trees.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 BANDWIDTH = 3.35e12
 """Bytes a second, of an H100 SXM."""
 OPERATIONS = 989e12
-"""A second, bfloat16, dense."""
+"""Operations a second, bfloat16, dense."""
 LAUNCH = 2e-6
-"""Seconds from kernel to kernel in a captured graph, where one waits for the other; assumed."""
+"""Seconds from kernel to kernel in a captured graph, if one waits for the other; assumed."""
 TILE = 4096
 """Logits that are read for each candidate but the first (`confidence.py`)."""
 BYTES, FLOAT = 2, 4
@@ -38,7 +38,7 @@ class Target:
 
     @property
     def weights(self) -> int:
-        """Numbers that a step multiplies by, the head included."""
+        """Numbers that a step multiplies by, including the head."""
         attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_size
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + (
             self.hidden * self.vocab
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Step:
-    """Requests of so much context, with so many drafts each."""
+    """Requests of the same context, with the same number of drafts each."""
 
     target: Target
     requests: int
@@ -65,8 +65,8 @@ class Step:
         return self.requests * (1 + self.drafts)
 
     def floor(self) -> float:
-        """Seconds below which no kernel can be: weights and caches are read once, or multiplying
-        takes longer; logits are written and read."""
+        """Lower bound in seconds: reading weights and caches once, or multiplying, whichever takes
+        longer; and writing and reading logits."""
         target = self.target
         products = 2 * target.weights * self.rows / OPERATIONS
         scores = 4 * target.layers * target.heads * target.head_size * self.context * self.rows
@@ -79,12 +79,12 @@ class Step:
         )
 
     def tree_bytes(self, accepted: int = 4) -> dict[str, float]:
-        """What trees move that chains do not, in this step."""
+        """Bytes that trees move in this step and chains do not."""
         target, rows = self.target, self.rows
         of_rows = target.layers * rows * target.heads
         features = target.taps * target.hidden * BYTES
         return {
-            # Queries and what they found so far are read, with sums, and written: once more.
+            # Queries and their partial results are read, with sums, and written once more.
             "nodes": of_rows * (3 * target.head_size * BYTES + FLOAT)
             + self.requests * self.drafts * target.kv_bytes,
             "sums": of_rows * FLOAT,
@@ -94,8 +94,10 @@ class Step:
         }
 
     def segment_bytes(self) -> float:
-        """What the kernel of ours for contexts moves besides, where it stands for FlashAttention:
-        what each segment found is written and read (`num_segments` of `tree_context.py`)."""
+        """Bytes that our kernel for contexts moves in addition, if it replaces FlashAttention.
+
+        Results of each segment are written and read (`num_segments` of `tree_context.py`).
+        """
         target = self.target
         tiles = -(-self.rows * target.heads // target.kv_heads // 64) * target.kv_heads
         segments = max(1, min(16, 264 // tiles))
@@ -126,7 +128,7 @@ HEADER = (
 
 
 def lines() -> Iterator[str]:
-    """Lines of the table."""
+    """Yield the lines of the table."""
     target = Target()
     yield HEADER
     for requests in (1, 4, 16):
@@ -146,7 +148,7 @@ def lines() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print it, and what is said below it."""
+    """Print the table, and the numbers for the text below it."""
     print("\n".join(lines()))
     for requests in (1, 4, 16):
         step = Step(Target(), requests, 8192, 32)

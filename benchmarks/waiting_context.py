@@ -1,11 +1,10 @@
-"""What keeping context for later costs a load that is never drafted, once its ring has gone round.
+"""What waiting context costs a load that is never drafted, once its ring is full.
 
     scripts/run.sh python benchmarks/waiting_context.py
 
-The demo pair, widened to 203 M parameters, in bfloat16. 32 requests of their own prompts at a
-time, 160 tokens each. The planner is kept from ever drafting, so every context row is stored only
-because its place in the ring is needed: the worst case. Printed is the share of all time that
-storing takes.
+The demo pair, widened to 203 M parameters, in bfloat16. 32 requests at a time, each with its own
+prompt and 160 tokens. The planner is kept from drafting, so a context row is stored only because
+its place in the ring is needed: the worst case. Prints the share of the time that storing takes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the engine can be looked into
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # to reach into the engine
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "4"
 
 from rich.progress import track
@@ -35,7 +34,7 @@ from vllm_dflash.tools.prompts import read_prompts
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 REQUESTS, TOKENS = 32, 160
 WARM_UP = 128
-"""Requests until more rows have come than the ring holds."""
+"""Requests until more rows have arrived than the ring holds."""
 ROUNDS = 6
 
 
@@ -45,7 +44,7 @@ def never(planner: Planner, step: Step) -> Plan:
 
 
 def main() -> None:
-    """Fill the ring, then measure round by round."""
+    """Fill the ring, then measure in rounds."""
     spent = 0.0
     store = ContextBacklog._store
 

@@ -8,7 +8,7 @@ import openai
 
 
 def main() -> None:
-    """Ask, print as it comes, and read /metrics."""
+    """Ask, print the answer as it arrives, and read /metrics."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     question = "Write a Python function that counts the vowels in a string."

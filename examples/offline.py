@@ -1,10 +1,10 @@
-"""Generate text offline with DFlash: vLLM's `LLM`, and one dictionary more.
+"""Generate text offline with DFlash: vLLM's `LLM`, with one more dictionary.
 
     scripts/run.sh python examples/offline.py
     scripts/run.sh python examples/offline.py --target Qwen/Qwen3-8B \\
         --drafter z-lab/Qwen3-8B-DFlash-b16 --prompts prompts.txt
 
-`vllm-dflash demo` shows how fast that is beside plain decoding.
+`vllm-dflash demo` compares its speed with plain decoding.
 """
 
 import argparse
@@ -16,7 +16,7 @@ PROMPTS = ["def quicksort(items):\n", "class LruCache:\n", "import os\n\n\ndef r
 
 
 def main() -> None:
-    """Continue some prompts, and say what drafting brought."""
+    """Continue some prompts, and print the acceptance length."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=str(DEMO / "target"), help="folder or repository")
     parser.add_argument("--drafter", default=str(DEMO / "drafter"), help="folder or repository")

@@ -5,7 +5,7 @@
     scripts/run.sh python examples/ray_data.py --data prompts.parquet --id-column key \\
         --model Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 --gpus 1
 
-What was done is not done again: run the same command once more after a crash or a Ctrl-C.
+After a crash or Ctrl-C, run the same command again: finished rows are skipped.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DEMO = Path(__file__).parent.parent / "models" / "demo"
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,13 +55,13 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run, show how far it is, and sum up."""
+    """Run, show progress, and summarise."""
     given = vars(parse())
     address, verbose = given.pop("address"), given.pop("verbose")
     settings = BatchSettings(**given)
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")  # this is one of ours
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")  # ours is shown instead
     console = output_console()
-    # One core more than there are: reading needs one while the engines hold all of them.
+    # One core more than the machine has: reading needs one while the engines hold all of them.
     with local_ray((os.cpu_count() or 1) + 1, address, show_log=verbose):
         import ray.data
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def plainly(console: Console) -> Callable[[BatchResult], None]:
-    """A line a batch, for logs."""
+    """Print a line for each batch, for logs."""
 
     def tell(result: BatchResult) -> None:
         console.print(f"{result.skipped + result.rows} of {result.total} rows")
@@ -99,7 +99,7 @@ def plainly(console: Console) -> Callable[[BatchResult], None]:
 
 
 def summary(result: BatchResult) -> Table:
-    """What was done, and how fast."""
+    """Summarise what was done, and how fast."""
     table = Table(title="Batch inference")
     table.add_column("")
     table.add_column("", justify="right")

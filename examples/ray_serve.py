@@ -27,14 +27,14 @@ APPLICATION = "vllm-dflash"
 
 
 def app(settings: Settings) -> "Application":
-    """What `serve run` calls, with the `key=value` of its command line."""
+    """Build the application for `serve run`, from the `key=value` of its command line."""
     from vllm_dflash.cluster.replicas.application import build
 
     return build(settings)
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     demo = Settings()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def _end(ended: threading.Event) -> None:
-    """Once is enough; while engines still start, nobody waits for the event."""
+    """Set the event and raise, once. While engines still start, nothing waits for the event."""
     if not ended.is_set():
         ended.set()
         raise KeyboardInterrupt

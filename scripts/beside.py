@@ -2,8 +2,8 @@
 
     scripts/run.sh python scripts/beside.py 0.33.0 pytest tests/engine/test_engine_v2.py --runner v2
 
-For versions without a build for CPUs. What a test shows there holds for vLLM's Python and ours,
-Triton kernels in the interpreter included; not for kernels, for graphs, or for another torch.
+For versions without a build for CPUs. A test there checks vLLM's Python and ours, with Triton
+kernels in the interpreter. It does not check kernels, graphs, or another torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seams import CACHE, ROOT, fetched
 
 
 def overlaid(version: str) -> Path:
-    """The folder to import that vLLM from: its `*.py`, and links to all else that is installed."""
+    """Make a folder with that vLLM's `*.py`, and links to everything else that is installed."""
     folder = fetched(version)
     spec = find_spec("vllm")
     assert spec is not None

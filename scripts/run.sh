@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command inside .venv with the libraries vLLM wants preloaded on CPUs, where they are.
+# Run a command in .venv, preloading the libraries that vLLM wants on CPUs, if they are there.
 #   scripts/run.sh vllm-dflash demo
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -7,7 +7,7 @@ preload=()
 for library in "$root/.venv/lib/libiomp5.so" /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4; do
     [ -e "$library" ] && preload+=("$library")
 done
-# Containers often set it. Then each of an engine's three processes compiles all of vLLM again, at
+# Containers often set it. Each of an engine's three processes then compiles all of vLLM again, at
 # every start: 8 s each.
 unset PYTHONDONTWRITEBYTECODE
 export PATH="$root/.venv/bin:$PATH"

@@ -1,9 +1,9 @@
-"""What a release of vLLM breaks: its sources are fetched and parsed, and nothing of it is run.
+"""Check what a release of vLLM breaks. Its sources are fetched and parsed, and never run.
 
-    make seams VLLM=0.33.0               # says what is missing, or other than recorded
+    make seams VLLM=0.33.0               # names what is missing, or differs from the record
     make seams VLLM=0.33.0 ARGS=--record # writes tests/seams/0.33.0.json, for the unit tests
 
-Fails where something is missing or has another signature. Another body is for a person to read.
+Fails if something is missing or has another signature. A changed body is for a person to read.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if links[0].hash and hashlib.new(links[0].hash_name, answer.content).hexdigest()
     sys.exit("what was downloaded has another hash than the index says")
 open(sys.argv[2], "wb").write(answer.content)
 """
-"""For the pip outside .venv: `pip download` with all its settings, but for running the build."""
+"""Runs with the pip outside .venv: `pip download` with its settings, without running the build."""
 
 
 def fetched(version: str) -> Path:
-    """The folder with vLLM's Python files."""
+    """Return the folder with vLLM's Python files. Download it if it is not there."""
     folder = CACHE / f"vllm-{version}"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)

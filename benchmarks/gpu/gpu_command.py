@@ -1,21 +1,23 @@
-"""What does a GPU make of all this?
+"""Check and measure vllm-dflash on a GPU.
 
     make gpu                                        # or: python benchmarks/gpu
     make gpu ARGS=--list                            # names of parts, and how long they take
     make gpu ARGS="--part first"                    # the most telling, in less than five minutes
     make gpu ARGS="--part second --within 540"      # then speed; nothing runs beyond 540 s
     make gpu ARGS="--part graphs --part 8B-ours"    # parts by name, any number of them
-    make gpu ARGS="--part first --at-once 5"        # at the same time, where there are cores enough
-    make gpu ARGS=--report                          # tell again what out/gpu/parts holds, no GPU
-    make gpu ARGS=--again                           # also what is there already
-    scripts/run.sh python benchmarks/gpu --dry-run  # on a GPU that is emulated
+    make gpu ARGS="--part first --at-once 5"        # at the same time, if there are enough cores
+    make gpu ARGS=--report                          # report what is in out/gpu/parts; no GPU
+    make gpu ARGS=--again                           # repeat finished parts, too
+    scripts/run.sh python benchmarks/gpu --dry-run  # on an emulated GPU
 
-Kernels beside PyTorch, the demo pair's text beside plain decoding's, tests marked `cuda`, `parity`,
-a soak, and the demo pair, widened to 1.7B and 8B, on several engines: an hour, 20 GB of memory for
-models, half that of the GPU. No part takes more than eight minutes. Each writes its outcome to
-out/gpu/parts when it is there; docs/gpu.md tells all that are there of one kind of GPU, versions
-and sources. What has not failed is not run again. Exit code 0: nothing failed, 1: something did,
-2: this machine lacks something or a name is unknown, 130: interrupted, 143: terminated.
+Compares kernels with PyTorch and the demo pair's text with plain decoding's. Runs the tests marked
+`cuda`, then `parity` and a soak, and measures the demo pair, widened to 1.7B and 8B, on several
+engines. This takes an hour, 20 GB of memory for models, and half of that on the GPU. No part takes
+more than eight minutes. Each part writes its outcome to out/gpu/parts. docs/gpu.md reports all
+outcomes of one kind of GPU, versions and sources. A part that did not fail is not run again.
+
+Exit code 0: nothing failed, 1: something did, 2: this machine lacks something or a name is unknown,
+130: interrupted, 143: terminated.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from vllm_dflash.tools.tables import Table
 
 LACKING = 2
 MEMORY = 80.0
-"""GiB of a GPU that is not here."""
+"""GiB of the GPU to plan for, if this machine has none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, report, and say by the exit code whether all went well."""
+    """Run and report. The exit code says whether all went well."""
     parser = argparse.ArgumentParser(
         prog="gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -101,7 +103,7 @@ def run_all(
     machine: Mapping[str, str],
     options: argparse.Namespace,
 ) -> int:
-    """Every part that needs it, the report behind each. `whole` is the plan they are from."""
+    """Run every part that needs it, with a report after each. `whole` is the plan they are from."""
     progress, variables = progress_on(), environment(is_dry=options.dry_run)
     minutes = sum(part.seconds for part in parts) / 60
     progress.say(f"{len(parts)} parts, {minutes:.0f} minutes are planned. Ctrl-C ends it.")
@@ -119,7 +121,7 @@ def run_all(
                 return None
             own, limit = dict(variables), min(left, part.limit)
             if options.at_once > 1:
-                # All are slower than planned, and no two may write the same compiled graphs.
+                # All are slower than planned, and each needs its own cache of compiled graphs.
                 own["VLLM_CACHE_ROOT"] = str(out / "cache" / part.slug)
                 limit = min(left, LONGEST)
             with progress.stage(name, limit) as tell:
@@ -147,14 +149,14 @@ def run_all(
 
 
 def report(whole: Sequence[Part], out: Path, docs: Path, machine: Mapping[str, str]) -> list[Table]:
-    """Tell together what there is of this kind of machine and these sources; name the rest."""
+    """Report outcomes of this kind of machine and these sources together; name the rest."""
     found = read_outcomes(out)
     ours = [one for one in found if kind_of(one.machine) == kind_of(machine)]
     return write_report(whole, ours, [one for one in found if one not in ours], docs)
 
 
 def report_alone(whole: Sequence[Part], out: Path, docs: Path, machine: Mapping[str, str]) -> int:
-    """Report outcomes that were brought here; the last one says of which machine they are."""
+    """Report outcomes copied from elsewhere. The last one names their machine."""
     found = read_outcomes(out)
     if not found:
         print(f"there are no outcomes in {out / 'parts'}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Does all import here, do vLLM's and our kernels load, and do they compute what PyTorch does?
+"""Check that all modules import, that vLLM's and our kernels load and compute what PyTorch does.
 
-Needs no pytest: this is what is run first on a machine that lacks this and that.
+Needs no pytest, because it runs first on a machine that may lack packages.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ OPTIONAL = (
     *("vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C"),
     *("flashinfer", "flashmla", "deep_gemm", "pytest", "hypothesis", "matplotlib"),
 )
-"""Named where they are absent, and done without."""
+"""Modules that are not needed; they are named if absent."""
 Check = tuple[str, Callable[[], str]]
 
 
 def imports(names: tuple[str, ...]) -> Iterator[Check]:
-    """A check for each module."""
+    """Yield a check for each module."""
     for name in names:
 
         def load(name: str = name) -> str:
@@ -39,7 +39,7 @@ def imports(names: tuple[str, ...]) -> Iterator[Check]:
 
 
 def about() -> Iterator[Check]:
-    """What is there."""
+    """Yield checks that name what is installed."""
 
     def versions() -> str:
         import torch
@@ -58,7 +58,7 @@ def about() -> Iterator[Check]:
 
 
 def vllms_kernels() -> Iterator[Check]:
-    """Two that every model runs."""
+    """Yield checks of two kernels of vLLM that every model runs."""
     import torch
     from torch.nn import functional
     from vllm import _custom_ops as ops
@@ -83,14 +83,14 @@ def vllms_kernels() -> Iterator[Check]:
 
 
 def near(found: Any, expected: Any, limit: float) -> str:
-    """How far they are from each other; raises AssertionError where that is too far."""
+    """Return how far apart they are; raises AssertionError if that is too far."""
     off = float((found.float() - expected.float()).abs().max())
     assert off <= limit, f"differs by {off:.2g}"
     return f"differs by {off:.1g}"
 
 
 def our_kernels(sizes: str) -> Iterator[Check]:
-    """All that tests/support/kernel_oracles.py lists, in sizes for a GPU or a processor."""
+    """Yield a check for each of tests/support/kernel_oracles.py, in sizes for a GPU or a CPU."""
     from support.kernel_oracles import ORACLES
 
     for oracle in ORACLES:
@@ -103,13 +103,13 @@ def our_kernels(sizes: str) -> Iterator[Check]:
 
 
 def run(checks: Iterator[Check], found: dict[str, str], file: Path, failed: int = 0) -> int:
-    """Write each result, since time may be over any moment. Returns how many have failed by now."""
+    """Run checks, writing each result, as time may be over any moment. Returns failures so far."""
     for name, check in checks:
         try:
             found[name] = check()
         except KeyboardInterrupt:  # the time is over
             raise
-        except BaseException as error:  # a library that cannot be loaded may do anything
+        except BaseException as error:  # a library that fails to load may raise anything
             failed += 1
             found[name] = f"FAILED: {type(error).__name__}: {str(error)[:300]}"
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
@@ -118,7 +118,7 @@ def run(checks: Iterator[Check], found: dict[str, str], file: Path, failed: int 
 
 
 def main(sizes: str, file: Path) -> int:
-    """All checks; what was found is written after each of them. `sizes`: "cuda" or "cpu"."""
+    """Run all checks, writing results after each. `sizes`: "cuda" or "cpu"."""
     found: dict[str, str] = {}
     groups: list[Callable[[], Iterator[Check]]] = [about, lambda: imports(NEEDED + ON_CUDA)]
     groups += [vllms_kernels, lambda: our_kernels(sizes)]
@@ -126,7 +126,7 @@ def main(sizes: str, file: Path) -> int:
     for group in groups:
         try:
             failed = run(group(), found, file, failed)
-        except Exception as error:  # nothing of this group can be asked for
+        except Exception as error:  # the whole group failed
             failed += 1
             found[f"group {len(found)}"] = f"FAILED: {error}"
             tell(file, found, failed)
@@ -137,7 +137,7 @@ def main(sizes: str, file: Path) -> int:
 
 
 def tell(file: Path, found: dict[str, str], failed: int, more: str = "") -> None:
-    """Write what there is so far."""
+    """Write the results so far."""
     verdict = f"{len(found)} checks, {failed} failed{more}; {found.get('versions', '')}"
     file.write_text(json.dumps({"verdict": verdict, "checks": found}, indent=1))
 
@@ -146,4 +146,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1], Path(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a library that is half loaded may not be able to leave
+    os._exit(code)  # a half-loaded library may hang at a normal exit

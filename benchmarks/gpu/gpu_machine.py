@@ -1,4 +1,4 @@
-"""The machine, and what it lacks."""
+"""The machine: its description, and what it lacks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vllm_dflash import __version__
 ROOT = Path(__file__).parents[2]
 NO_GPU = "none"
 GPU = ("name", "driver_version", "memory.total", "compute_cap", "power.limit")
-"""What nvidia-smi is asked for."""
+"""Fields that nvidia-smi is asked for."""
 ITS_OWN = ("driver_version", "memory.total", "power.limit")
-"""What machines with one kind of GPU may differ in: their results are told together."""
+"""Fields in which machines with one kind of GPU may differ. Their results are reported together."""
 PACKAGES = ("vllm", "torch", "triton", "flashinfer-python", "transformers")
 SOURCES = (
     *("vllm_dflash/**/*.py", "benchmarks/gpu/**/*.py"),
     *("tests/engine/test_cuda*.py", "tests/support/**/*.py", "tests/conftest.py"),
 )
-"""What an outcome depends on. Not the commit: that does not travel with copied files."""
+"""Files that an outcome depends on. Not the commit, which does not travel with copied files."""
 
 
 def ask_gpu(*names: str) -> list[str]:
-    """What nvidia-smi says of the first visible GPU; nothing where there is no driver."""
+    """Ask nvidia-smi about the first visible GPU. Returns nothing if there is no driver."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = [f"--id={first or 0}", f"--query-gpu={','.join(names)}"]
     said = _output(["nvidia-smi", *query, "--format=csv,noheader,nounits"])
@@ -35,7 +35,7 @@ def ask_gpu(*names: str) -> list[str]:
 
 
 def describe_machine() -> dict[str, str]:
-    """GPU, driver, versions, digest of the sources. Outcomes of another kind are not kept."""
+    """Describe GPU, driver, versions, sources (a digest). Outcomes of other kinds are not kept."""
     facts = dict(zip(GPU, ask_gpu(*GPU), strict=False)) or {"name": NO_GPU}
     facts |= {"python": platform.python_version(), "vllm-dflash": __version__}
     facts |= {name: found for name in PACKAGES if (found := version_of(name))}
@@ -44,12 +44,12 @@ def describe_machine() -> dict[str, str]:
 
 
 def kind_of(machine: Mapping[str, str]) -> dict[str, str]:
-    """What outcomes that are told together have in common."""
+    """Return the facts that are equal for all outcomes of one report."""
     return {name: value for name, value in machine.items() if name not in ITS_OWN}
 
 
 def together(machines: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """One description of machines of a kind: where they differ, each value once."""
+    """Merge descriptions of machines of one kind. Where they differ, each value is named once."""
     values: dict[str, dict[str, None]] = {}
     for machine in machines:
         for name, value in machine.items():
@@ -58,7 +58,7 @@ def together(machines: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Digest of their contents and their places in the repository."""
+    """Digest of the files' contents and their places in the repository."""
     found = hashlib.sha256()
     for file in sorted(files):
         found.update(f"{file.relative_to(ROOT).as_posix()}\0".encode())
@@ -67,7 +67,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def lacking(machine: Mapping[str, str]) -> str | None:
-    """What no part can run without and is not there, in one line."""
+    """Say in one line what every part needs and this machine lacks."""
     absent = ["a GPU with NVIDIA's driver"] if machine["name"] == NO_GPU else []
     if not (absent or machine["memory.total"].isdecimal()):
         absent.append("a GPU with memory of its own, of a size that nvidia-smi can tell")
@@ -80,7 +80,7 @@ def lacking(machine: Mapping[str, str]) -> str | None:
 
 
 def version_of(package: str) -> str:
-    """Version of a package, if it is installed."""
+    """Return the version of a package, or nothing if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

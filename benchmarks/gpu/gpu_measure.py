@@ -1,4 +1,4 @@
-"""One engine of the bench, in a process of its own: a GPU holds no two large ones."""
+"""One engine of the bench in its own process, because a GPU cannot hold two large ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TELLING = re.compile(
     r"Model loading took.*|Available KV cache memory.*|KV cache size.*|"
     r"Graph capturing finished.*|CUDA graph pool memory.*|Triton .*during inference.*"
 )
-"""What an engine's log says of who plans, of backends, graphs and memory, and of kernels that are
+"""Lines of an engine's log about planning, backends, graphs and memory, and about kernels that are
 compiled while it serves."""
 Setting = tuple[Load, int]
 
 
 def prompts_for(load: Load, held_out: list[list[int]], concurrency: int) -> list[list[int]]:
-    """A prompt for each request in flight, none the beginning of another; or those held out."""
+    """Return a prompt for each request, none a prefix of another; or the held-out ones."""
     if load.prompt is None:
         return held_out
     texts = (islice(cycle(held_out), number, None) for number in range(concurrency))
@@ -43,9 +43,10 @@ def prompts_for(load: Load, held_out: list[list[int]], concurrency: int) -> list
 def measure_all(
     engine: EngineAnswers, size: Size, settings: Iterable[Setting], deadline: float
 ) -> Iterable[tuple[Setting, list[dict[str, Any]]]]:
-    """Windows of each setting, as long as there is time (of `time.monotonic`) for one more.
+    """Yield windows of each setting while there is time for one more setting.
 
-    The first window does not count: it fills caches, and the planner learns.
+    `deadline` is a time of `time.monotonic`. The first window does not count: it fills caches, and
+    the planner learns.
     """
     held_out = engine.encode(texts=read_prompts(DEMO / "held_out.jsonl"))
     seconds = [size.warm_seconds] + [size.window_seconds] * size.rounds
@@ -66,7 +67,7 @@ def measure_all(
 
 
 def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file: Path) -> int:
-    """Measure one side of a size; what was found is written again and again. Returns 0 or 1."""
+    """Measure one side of a size, writing results as they come. Returns 0 or 1."""
     deadline = time.monotonic() + seconds
     settings = [(load, count) for load in size.loads for count in load.concurrency]
     fitting = [one for one in settings if size.fits(*one, memory_gib)]
@@ -89,7 +90,7 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
             model=pair.target,
             speculative_config=side.speculative_config,
             max_model_len=max(load.longest for load, _ in fitting),
-            enable_prefix_caching=True,  # what is measured is decoding
+            enable_prefix_caching=True,  # only decoding is measured
             **size.engine,
         ) as process:
             found["facts"] = process.answers.facts()
@@ -109,7 +110,7 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
                 found["log"] = telling_lines(log)
                 file.write_text(json.dumps(found, indent=1))
     except (EngineDied, ValueError) as error:
-        # It needs attention backends that not every GPU has.
+        # This side needs attention backends that not every GPU has.
         reasons = [one for one in str(error).splitlines() if "daptive verification" in one]
         if side.name != ADAPTIVE or not reasons:
             _tell(str(error))
@@ -119,7 +120,7 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
 
 
 def telling_lines(log: Path) -> list[str]:
-    """Each once, without what stands before it."""
+    """Return each telling line once, without the text before the match."""
     return list(dict.fromkeys(TELLING.findall(log.read_text(errors="replace"))))
 
 

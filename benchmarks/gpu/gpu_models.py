@@ -1,4 +1,4 @@
-"""Where the pairs that are made for a run lie."""
+"""Folders of the pairs that are made for a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MODELS = f"vllm-dflash-gpu-{os.getuid()}"
 
 
 def models_folder(size: Size, otherwise: Path) -> Path:
-    """Where a pair is made: in memory where that has room, which spares the disk and loads at once.
+    """Choose the folder of a pair: in memory if there is room, which is fast and spares the disk.
 
-    It is gone with the run (`forget_models`), so it is made again for the next one.
+    A pair in memory is removed at the end of a run (`forget_models`), and made again for the next.
     """
     folder = IN_MEMORY / MODELS / size.pair
     has_room = free_bytes() > 1.5 * size.bytes_of_weights + 2**28
@@ -23,10 +23,10 @@ def models_folder(size: Size, otherwise: Path) -> Path:
 
 
 def free_bytes() -> int:
-    """That can be written into memory."""
+    """Return how many bytes can be written into memory."""
     return shutil.disk_usage(IN_MEMORY).free if os.access(IN_MEMORY, os.W_OK) else 0
 
 
 def forget_models() -> None:
-    """Give the memory back."""
+    """Free the memory."""
     shutil.rmtree(IN_MEMORY / MODELS, ignore_errors=True)

@@ -17,15 +17,15 @@ from vllm_dflash.tools.tables import Table
 DEMO = ROOT / "models" / "demo"
 HERE = Path(__file__).parent
 LONGEST = 480.0
-"""Seconds that no part takes: whoever has a GPU for ten minutes at a time can run any of them."""
+"""Most seconds of a part, so that ten minutes of a GPU at a time are enough for any part."""
 COMMAND = (sys.executable, "-m", "vllm_dflash.tools.cli")
 RESULT = "{result}"
 NODES = 15
-"""Nodes of draft trees, where they are asked for."""
+"""Nodes of draft trees, if they are asked for."""
 PARITY = (*COMMAND, "parity", str(DEMO / "drafter"), "--target", str(DEMO / "target"), "--json")
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
-"""And the dtype they are tried in: FlashAttention knows no float32."""
+"""Backends, and the dtype that each is tried in: FlashAttention has no float32."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,26 @@ class Part:
 
     name: str
     seconds: float
-    """It should take so long when it runs alone: a guess, for on a GPU parts ran side by side."""
+    """Expected seconds when it runs alone: a guess, because on a GPU parts ran side by side."""
     command: tuple[str, ...]
     """`RESULT` stands for the file of its result; with `--json`, that is what it prints."""
     group: str = ""
     needs: tuple[str, ...] = ()
-    """Packages; without them it is skipped."""
+    """Packages that it needs; without them it is skipped."""
 
     @property
     def slug(self) -> str:
-        """Its name in those of files."""
+        """Its name as part of file names."""
         return self.name.replace(" ", "-").replace("=", "")
 
     @property
     def limit(self) -> float:
-        """Seconds at which it is ended."""
+        """Seconds after which it is ended."""
         return min(2 * self.seconds, LONGEST)
 
 
 def plan(memory_gib: float) -> list[Part]:
-    """What a GPU with so much memory runs, that first which answers the most."""
+    """Plan what a GPU with this much memory runs, the most telling parts first."""
     parts = [_kernels(70, "cuda")]
     for mode, seconds in (("eager", 40), ("graphs", 75)):
         parts += [_text(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
@@ -70,7 +70,7 @@ def plan(memory_gib: float) -> list[Part]:
 
 
 def plan_dry_run(prompts: Path) -> list[Part]:
-    """All kinds of parts, as small as can be."""
+    """Plan all kinds of parts, as small as possible."""
     few = ("--prompts", str(prompts), "--tokens", "8", "--concurrency", "2", "--tiny")
     parity = (*PARITY, "--num-prompts", "1", "--tokens", "6", "--max-model-len", "256")
     return [
@@ -87,7 +87,7 @@ def plan_dry_run(prompts: Path) -> list[Part]:
 
 
 def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
-    """Those asked for by name or group, in the order of the plan; all, if none are.
+    """Return parts asked for by name or group, in the order of the plan; all, if none are.
 
     Raises:
         ValueError: there is no such part; the message names the nearest.
@@ -101,19 +101,19 @@ def chosen(parts: Sequence[Part], asked: Sequence[str]) -> list[Part]:
 
 
 def list_of(parts: Sequence[Part]) -> Table:
-    """What can be asked for."""
+    """List the parts that can be asked for."""
     rows = [[part.group, part.name, f"{part.seconds:.0f}", f"{part.limit:.0f}"] for part in parts]
     return Table("Parts", ["group", "part", "s planned", "s at most"], rows, words=(0, 1))
 
 
 def environment(*, is_dry: bool) -> dict[str, str]:
-    """Variables of all parts. Dry: on an emulated GPU, and an engine is one process."""
+    """Return variables of all parts. Dry: on an emulated GPU, with each engine in one process."""
     paths = [HERE.parent, ROOT, ROOT / "tests"] + ([HERE / "emulated_gpu"] if is_dry else [])
     paths_before = filter(None, [os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": os.pathsep.join([*map(str, paths), *paths_before])}
-    # Triton's float32 products keep 10 bits on tensor cores; so no text would repeat exactly.
+    # Triton's float32 products keep 10 bits on tensor cores, so no text would repeat exactly.
     ours["TRITON_F32_DEFAULT"] = "ieee"
-    if find_spec("flashinfer") is None:  # else vLLM's sampler stops where it looks for it
+    if find_spec("flashinfer") is None:  # or vLLM's sampler stops when it looks for it
         ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return os.environ | ours
 
@@ -154,7 +154,7 @@ def _bench(size: Size, memory_gib: float) -> list[Part]:
     parts = []
     for number, side in enumerate(size.sides):
         seconds = size.seconds + (0.0 if number else size.seconds_to_widen)
-        # Time for a start that is slower than planned.
+        # Leave time for a start that is slower than planned.
         arguments = (size.name, side, str(0.75 * min(2 * seconds, LONGEST)), f"{memory_gib:.0f}")
         parts.append(
             Part(f"{size.name} {side}", seconds, _module("gpu_measure", *arguments), size.group)

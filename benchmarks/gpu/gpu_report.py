@@ -1,4 +1,4 @@
-"""What a run leaves: docs/gpu.md with its figure, and all raw results."""
+"""Report a run: docs/gpu.md with its figure, and all raw results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_report(
     Args:
         parts: of the whole plan.
         outcomes: of one kind of machine.
-        others: that are not told, but named.
+        others: outcomes that are only named.
         docs: the folder.
     """
     docs.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def write_report(
 
 
 def others_table(others: Sequence[Outcome]) -> Table:
-    """What lies beside them and is of other machines, versions or sources."""
+    """List outcomes of other machines, versions or sources."""
     rows = []
     for one in others:
         of = one.machine
@@ -112,7 +112,7 @@ def others_table(others: Sequence[Outcome]) -> Table:
 
 
 def parts_table(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Table:
-    """How each part ended, those that have not been run included."""
+    """Show how each part ended, including parts that have not been run."""
     ended = {one.part: one for one in outcomes}
     rows = []
     for part in parts:
@@ -125,7 +125,7 @@ def parts_table(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Table:
 
 
 def texts_table(outcomes: Sequence[Outcome]) -> Table:
-    """Texts beside plain decoding's, and tokens of a verify step beside those on a CPU."""
+    """Compare texts with plain decoding's, and tokens of a verify step with those on a CPU."""
     rows = []
     for one in outcomes:
         for level in one.data.get("levels", ()):
@@ -140,7 +140,7 @@ def texts_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def engines_table(outcomes: Sequence[Outcome]) -> Table:
-    """What engines say of themselves in their logs, and our workers in `dflash_stats`."""
+    """Show what engines log about themselves, and what our workers say in `dflash_stats`."""
     rows = []
     for one in outcomes:
         if log := one.data.get("log"):
@@ -156,7 +156,7 @@ def engines_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results:
-    """Results of one load, for the sides that were measured in all settings."""
+    """Return results of one load, for the sides that were measured in all settings."""
     settings: dict[str, set[Any]] = {}
     for one in measurements:
         settings.setdefault(one["side"], set()).add(one["setting"])
@@ -166,12 +166,12 @@ def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results:
 
 
 def names(results: Results) -> set[str]:
-    """Names of its sides."""
+    """Return the names of the sides."""
     return {side.name for side in results.sides}
 
 
 def load_tables(results: Results, load: str, is_real: bool) -> list[Table]:
-    """Steps of every side, and where acceptance is real, tokens/s."""
+    """Make tables of every side's steps and, if acceptance is real, of tokens/s."""
     tables = [throughput_table(results, load)] if is_real else []
     if is_real and names(results) >= {OURS, PLAIN}:
         tables.append(comparison_table(results, load))
@@ -179,7 +179,7 @@ def load_tables(results: Results, load: str, is_real: bool) -> list[Table]:
 
 
 def steps_table(results: Results, load: str) -> Table:
-    """What a step makes and takes: all there is to say where drafts are noise."""
+    """Make a table of a step's tokens and times: all that can be said if drafts are noise."""
     rows = []
     for setting in results.settings(load):
         row = [str(setting)]
@@ -206,5 +206,5 @@ def _how() -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that a Markdown table holds."""
+    """Make a text fit into a cell of a Markdown table."""
     return " ".join(text.replace("|", "/").split())

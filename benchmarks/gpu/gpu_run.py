@@ -1,4 +1,4 @@
-"""Run a part, end it when its time is over, and say what came of it."""
+"""Run a part, end it when its time is over, and record its outcome."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from vllm_dflash.tools.progress import Tell
 
 PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused by vLLM"
 UNFINISHED = "broken off"
-"""Outcome of what never came to its end: the machine was taken away, say."""
+"""Outcome of a part that did not come to its end, say because the machine was taken away."""
 SECONDS_TO_END = 20.0
-"""For a part whose time is over, or that is interrupted."""
+"""Time to end, for a part whose time is over or that is interrupted."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a part."""
+    """The outcome of a part."""
 
     part: str
     command: list[str]
-    """The same wherever the repository and Python lie."""
+    """The command, the same wherever the repository and Python are."""
     machine: Mapping[str, str]
     outcome: str
     words: str
     seconds: float
     tail: list[str]
-    """End of its log, where it failed."""
+    """End of its log, if it failed."""
     data: dict[str, Any]
     """Its own result."""
     when: str = ""
-    """It began, UTC."""
+    """Start time, UTC."""
 
 
 def kept(part: Part, out: Path, machine: Mapping[str, str]) -> Outcome | None:
-    """What came of it before, where that need not be done again: it did not fail, and machine,
+    """Return the outcome of an earlier run if it is still good: it did not fail, and machine,
     sources and command were the same."""
     found = _read(_outcome_file(part, out))
     if found is None or found.outcome not in (PASSED, REFUSED):
@@ -58,7 +58,7 @@ def kept(part: Part, out: Path, machine: Mapping[str, str]) -> Outcome | None:
 
 
 def read_outcomes(out: Path) -> list[Outcome]:
-    """All that lie there, of whatever machine, the earliest first."""
+    """Read all outcomes, of any machine, the earliest first."""
     found = (_read(file) for file in (out / "parts").glob("*.json"))
     return sorted((one for one in found if one), key=lambda one: (one.when, one.part))
 
@@ -71,9 +71,9 @@ def run(
     tell: Tell = lambda done, doing="": None,
     seconds: float | None = None,
 ) -> Outcome:
-    """Run it, for so many seconds (default: its limit), and keep what comes of it.
+    """Run it for `seconds` (default: its limit), and keep its outcome.
 
-    What it has found is kept again and again while it runs.
+    Its results are saved repeatedly while it runs.
     """
     limit = part.limit if seconds is None else seconds
     result, log = (out / folder / f"{part.slug}.{folder}" for folder in ("json", "log"))
@@ -128,7 +128,7 @@ def _words(part: Part) -> list[str]:
 
 
 def judge(code: int | None, lines: list[str], data: Mapping[str, Any]) -> tuple[str, str]:
-    """The outcome by exit code (None: it was ended), log and result; and a few words about it."""
+    """Judge by exit code (None: it was ended), log and result. Returns outcome and a few words."""
     words = data.get("verdict") or (lines[-1].strip("= ") if lines else "no word")
     if code in (INTERRUPTED, -signal.SIGINT):
         return UNFINISHED, words
@@ -136,7 +136,7 @@ def judge(code: int | None, lines: list[str], data: Mapping[str, Any]) -> tuple[
         return FAILED, words
     if "refused" in data:
         return REFUSED, data["refused"]
-    if not data and " passed" not in words:  # pytest's, which says why
+    if not data and " passed" not in words:  # pytest skipped all, and says why
         reasons = {line.rpartition(": ")[2] for line in lines if line.startswith("SKIPPED")}
         return SKIPPED, ": ".join([words, *sorted(reasons)])
     return PASSED, words
@@ -155,7 +155,7 @@ def _execute(
     tell: Tell,
     news: Callable[[float], None],
 ) -> int | None:
-    """Its exit code; None: it was ended. `news` is told the seconds when there is a new result."""
+    """Return the exit code; None: it was ended. `news` gets the seconds at each new result."""
     command = [str(result) if word == RESULT else word for word in part.command]
     with log.open("w") as told, result.open("w") as printed:
         process = psutil.Popen(
@@ -183,7 +183,7 @@ def _execute(
 
 
 def _end(process: psutil.Popen) -> None:
-    """Ctrl-C; whoever is left after that is killed, engines in sessions of their own included."""
+    """Send Ctrl-C, then kill what is left, including engines in sessions of their own."""
     if process.poll() is None:
         family = [process, *process.children(recursive=True)]
         process.send_signal(signal.SIGINT)
@@ -195,6 +195,6 @@ def _end(process: psutil.Popen) -> None:
 
 
 def last_line(log: Path) -> str:
-    """Last line of what it prints, for a person who waits."""
+    """Return the last line that a part printed, to show progress."""
     lines = log.read_text(errors="replace").splitlines()[-3:]
     return next((line[:60] for line in reversed(lines) if line.strip()), "")

@@ -22,16 +22,16 @@ class Load:
 
     name: str
     prompt: int | None
-    """Tokens of a prompt; None: the held-out ones as they are."""
+    """Tokens of a prompt; None: the held-out prompts as they are."""
     tokens: int
-    """New ones of a request."""
+    """New tokens of a request."""
     concurrency: tuple[int, ...]
     is_real: bool = True
-    """Whether the pair was made for such positions. If not, its drafts say nothing."""
+    """Whether the pair was made for such positions. If not, its drafts mean nothing."""
 
     @property
     def longest(self) -> int:
-        """Tokens of a request in the end, and a draft."""
+        """Tokens of a finished request, and a draft."""
         return (self.prompt or HELD_OUT_TOKENS) + self.tokens + LONGEST_DRAFT + 1
 
 
@@ -43,15 +43,15 @@ class Size:
     group: str
     """Parts that are asked for together; those of one group fit into one or two commands."""
     pair: str
-    """What the pair is called; sizes of the same pair share its files."""
+    """The pair's name; sizes of the same pair share its files."""
     target: Shape
     drafter: Shape
     sides: tuple[str, ...]
     """The first one's engine also makes the pair."""
     loads: tuple[Load, ...]
-    """The most important first: the last are left out where time is short."""
+    """The most important first: the last ones are left out if time is short."""
     seconds: float
-    """Seconds of an engine, its start included."""
+    """Seconds of an engine, including its start."""
     seconds_to_widen: float = 0.0
     warm_seconds: float = 1.5
     window_seconds: float = 2.5
@@ -59,7 +59,7 @@ class Size:
     engine: dict[str, Any] = field(default_factory=lambda: {"max_num_seqs": 256})
 
     def fits(self, load: Load, concurrency: int, memory_gib: float) -> bool:
-        """Whether so many requests find room beside the weights, in bfloat16."""
+        """Return whether this many requests fit beside the weights, in bfloat16."""
         numbers = 0
         for one in (self.target, self.drafter):
             numbers += 2 * HEAD_DIM * one.kv_heads * one.layers * concurrency * load.longest
@@ -76,23 +76,23 @@ class Size:
 
     @property
     def positions(self) -> int:
-        """That the pair's configs allow at least, for all sizes that share it."""
+        """Positions that the pair's configs must allow, for all sizes that share it."""
         sharing = [size for size in SIZES if size.pair == self.pair] or [self]
         return max(load.longest for size in sharing for load in size.loads)
 
 
 def side_of(name: str, drafter: str) -> Side:
-    """One of the engines that are compared, by name."""
+    """Return one of the compared engines, by name."""
     sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1), [LONGEST_DRAFT])
     longest = next(side for side in sides if side.draft_tokens == LONGEST_DRAFT)
     config = (longest.speculative_config or {}) | {"enable_adaptive_verification": True}
-    # Compared and drawn as the other one of vLLM's whose length is not fixed.
+    # Treated as vLLM's other side whose length is not fixed.
     sides.append(Side(ADAPTIVE, "native schedule", NO_PLUGIN, config))
     return next(side for side in sides if side.name == name)
 
 
 # Weights, layers and K/V bytes a token of Qwen3-1.7B. Its width is not the pair's times a power of
-# four, so rows of the MLP stand in for some. The drafter has the weights of five of those layers.
+# four, so more MLP rows make up for it. The drafter has the weights of five of those layers.
 LIKE_1_7B: dict[str, Any] = {
     "pair": "1.7B",
     "target": Shape(hidden=1024, intermediate=14336, heads=32, kv_heads=16, layers=28),
@@ -126,7 +126,7 @@ SIZES = (
         "8B",
         "8B",
         "8B",
-        # The same of Qwen3-8B.
+        # Qwen3-8B's, in the same way.
         Shape(hidden=4096, intermediate=13568, heads=32, kv_heads=16, layers=36),
         Shape(hidden=4096, intermediate=22528, heads=32, kv_heads=16, layers=3),
         sides=(PLAIN, "native K=7", ADAPTIVE, OURS),

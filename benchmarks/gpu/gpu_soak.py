@@ -1,7 +1,7 @@
-"""Random traffic with hang-ups, minutes of it, beside plain decoding's texts.
+"""Soak with random traffic and hang-ups for minutes, and compare texts with plain decoding's.
 
-What it is after: illegal accesses under load (vllm#55279, z-lab/dflash#146), texts that others'
-requests change, graphs captured and memory taken while serving.
+It looks for illegal accesses under load (vllm#55279, z-lab/dflash#146), texts that other requests
+change, graphs that are captured and memory that is taken while serving.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 0.9, "seed": 5},  # the last one: no interpreter runs its kernel
 )
 NEVER = ("captures_after_warmup", "reallocations_after_warmup", "nan_drafts")
-"""Counters of ours that must stay 0."""
+"""Our counters that must stay 0."""
 MOST_GROWTH = 256
-"""MiB of the GPU, from the first look at it to the last."""
+"""MiB of the GPU, from the first measurement to the last."""
 SECONDS_AT_A_TIME = 15.0
-"""After which what there is is written."""
+"""Seconds between two writes of the results."""
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Settings of both engines: compiled, with graphs, so few blocks that requests lose theirs."""
+    """Settings of both engines: compiled, with graphs, and so few blocks that they preempt."""
     found: dict[str, Any] = {"model": str(DEMO / "target"), "dtype": options.dtype, "seed": 0}
     found |= {"disable_log_stats": False, "max_model_len": 512, "max_num_seqs": options.most}
     if options.backend:
         found["attention_config"] = {"backend": options.backend}
     if options.tiny:
         return found | {"enforce_eager": True, "max_model_len": 256}
-    # Two engines start at a time: neither may ask how much memory is left.
+    # Two engines start at the same time, so neither may ask how much memory is left.
     found |= {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30}
     return found | {"num_gpu_blocks_override": 400}
 
 
 def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Fill in what is found, and write it again and again."""
+    """Fill `found` with results, and write it repeatedly."""
     log = options.file.parents[1] / "log" / f"{options.file.stem}-engine.log"
     asked = read_prompts(DEMO / "held_out.jsonl", 2 if options.tiny else 40)
     tokens = (2, 8) if options.tiny else (3, 24, 64, 128)
@@ -110,7 +110,7 @@ def differences(
     facts: Any,
     options: argparse.Namespace,
 ) -> list[str]:
-    """A line for each place where a text leaves plain decoding's, near-ties aside."""
+    """Return a line for each place where a text leaves plain decoding's, except near-ties."""
     compared = [
         Text(tuple(prompts[number]), texts[number][:limit], tuple(tokens), limit)
         for number, limit, tokens in written
@@ -127,7 +127,7 @@ def differences(
 
 
 def faults(found: dict[str, Any]) -> list[str]:
-    """What did not hold, in words."""
+    """Say in words what did not hold."""
     stats = found.get("stats", {})
     wrong = [f"{name.replace('_', ' ')}: {stats[name]}" for name in NEVER if stats.get(name)]
     wrong += [f"{len(found['differ'])} divergences"] if found.get("differ") else []
@@ -136,7 +136,7 @@ def faults(found: dict[str, Any]) -> list[str]:
 
 
 def tell(file: Path, found: dict[str, Any], died: str = "") -> None:
-    """Write what there is so far."""
+    """Write the results so far."""
     seen = found.get("seen", {})
     events = ", ".join(f"{seen.get(one, 0)} {one}" for one in ("served", "hung up", "preempted"))
     words = [f"{found.get('seconds', 0):.0f} s", events, *faults(found), *filter(None, [died])]
@@ -144,7 +144,7 @@ def tell(file: Path, found: dict[str, Any], died: str = "") -> None:
 
 
 def main() -> int:
-    """Soak, and write what was found."""
+    """Soak, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--dtype", choices=TIES, required=True)

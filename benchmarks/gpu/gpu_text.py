@@ -1,4 +1,4 @@
-"""Is the demo pair's text plain decoding's on this GPU, and are drafts accepted as on a CPU?"""
+"""Compare the demo pair's text with plain decoding's on this GPU, and acceptance with a CPU's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify.gate import EXACT, TIE, GateSettings, verify
 from vllm_dflash.tools.verify.verify_command import open_side
 
-# Fixed: on so small a pair drafting may not pay, and then nothing would be verified.
+# Fixed: with such a small pair drafting may not pay, and then nothing would be verified.
 DFLASH = {"method": "dflash", "model": str(DEMO / "drafter"), "draft_length": "fixed"}
 BLOCK_DRAFTS = 7
 """Drafts in a block of the demo drafter."""
@@ -26,18 +26,20 @@ PROMPTS = 24
 ON_A_CPU = {"float32": 2.79, "bfloat16": 2.81}
 """Tokens of a verify step of these prompts, 64 tokens each, on either model runner."""
 FAR = {"float32": 0.05, "bfloat16": 0.10}
-"""By how much of it acceptance may differ. In bfloat16 near-ties fall otherwise. With
-trees it may be more by any amount: they have what the chain has, and other nodes."""
+"""Share by which acceptance may differ. In bfloat16, near-ties are decided differently. With trees,
+acceptance may be higher by any amount: they have the chain's nodes, and others."""
 TIES = {EXACT: 1e-3, "bfloat16": TIE}
-"""Nat. A GPU's kernels round otherwise for another number of rows, in float32 as well."""
+"""Nat. A GPU's kernels round differently for another number of rows, in float32 as well."""
 
 
 TRACED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 
 def flags(options: argparse.Namespace) -> list[str]:
-    """Flags of `vllm serve` for both engines: small, since both run together. And of fixed sizes:
-    who asks how much memory is left while another takes some gets an answer of no use."""
+    """Return flags of `vllm serve` for both engines: small, fixed sizes, because both run together.
+
+    An engine that asks how much memory is left while the other one allocates gets a useless answer.
+    """
     found = ["--max-model-len", "512", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.3"]
     if options.tiny:
         found = ["--max-model-len", "256", "--max-num-seqs", "2"]
@@ -45,7 +47,7 @@ def flags(options: argparse.Namespace) -> list[str]:
     found += ["--async-scheduling", "--kv-cache-memory-bytes", str(room)]
     if options.mode == "eager":
         found += ["--enforce-eager"]
-    elif options.tiny:  # on an emulated GPU, for which nothing can be compiled
+    elif options.tiny:  # on an emulated GPU, which cannot compile
         rows = 1 + (options.tree or BLOCK_DRAFTS)
         sizes = {"cudagraph_capture_sizes": [1, rows, 2 * rows]}
         found += ["--compilation-config", json.dumps(TRACED | sizes)]
@@ -53,13 +55,13 @@ def flags(options: argparse.Namespace) -> list[str]:
 
 
 def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
-    """What `verify` finds, with what it should be: its verdict says what is wrong."""
+    """Return the results of `verify` and the expected values. The verdict says what is wrong."""
     prompts = read_prompts(options.prompts, PROMPTS)
     settings = GateSettings(tuple(options.concurrency), options.tokens, TIES[options.dtype])
     arguments: dict[str, Any] = {"flags": flags(options), "dtype": options.dtype}
     target, ours = str(DEMO / "target"), logs / f"{options.name}-dflash.log"
     speculative = DFLASH | ({"draft_tree": options.tree} if options.tree else {})
-    # Both start at a time: that is most of what this takes.
+    # Both start at the same time, because starting takes most of the time.
     with open_side(target, None, logs / f"{options.name}-plain.log", **arguments) as plain:
         found = verify(
             prompts,
@@ -87,7 +89,7 @@ def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compare, and write what was found."""
+    """Compare, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--dtype", choices=TIES, required=True)

@@ -1,4 +1,4 @@
-"""An engine that is asked, and hung up on, at random; it runs in the engine's process."""
+"""Random requests and hang-ups for an engine, in the engine's process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vllm_dflash.tools.engine_answers import EngineAnswers
 
 
 class SoakedEngine(EngineAnswers):
-    """With traffic among its questions."""
+    """Answers that include random traffic."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self._live: dict[str, tuple[int, int] | None] = {}
-        """Prompt and most tokens of each request in flight; None: nobody compares it."""
+        """Prompt and most tokens of each request in flight; None: it is not compared."""
         self._seen: Counter[str] = Counter()
         self._texts: dict[tuple[int, int, tuple[int, ...]], None] = {}
 
@@ -30,18 +30,18 @@ class SoakedEngine(EngineAnswers):
         seed: int,
         seconds: float,
     ) -> dict[str, Any]:
-        """Let clients come and go for so long.
+        """Let requests arrive and hang up for `seconds`.
 
         Args:
             prompts: token ids.
-            tokens: how many a request may ask for.
-            others: sampling of requests that are there to be in the way, and not compared.
+            tokens: numbers of tokens that a request may ask for.
+            others: sampling settings of requests that are there to interfere, and are not compared.
             most: requests in flight; half as many more wait.
-            seed: of who does what when, as far as time does not decide.
-            seconds: after which those who are served stay so, for the next call.
+            seed: of what happens when, as far as time does not decide.
+            seconds: time after which it returns. Requests in flight continue in the next call.
 
         Returns:
-            What `so_far` does.
+            The result of `so_far`.
         """
         draw = random.Random(seed)
         deadline = time.monotonic() + seconds
@@ -61,13 +61,13 @@ class SoakedEngine(EngineAnswers):
         return self.so_far()
 
     def settle(self) -> dict[str, Any]:
-        """Serve who is left."""
+        """Serve the requests that are left."""
         while self._live:
             self._step()
         return self.so_far()
 
     def so_far(self) -> dict[str, Any]:
-        """Events by name, and each text that was written: prompt, most tokens, tokens."""
+        """Return events by name, and each text that was written: prompt, most tokens, tokens."""
         for metric in self._engine.get_metrics():
             if metric.name == "vllm:num_preemptions" and hasattr(metric, "value"):
                 self._seen["preempted"] = int(metric.value)

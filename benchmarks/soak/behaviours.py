@@ -1,4 +1,4 @@
-"""What clients of a soak do: each a request, and the HTTP statuses it may end in.
+"""What clients of a soak do: requests, and the HTTP statuses that each may end in.
 
 Status 0 is a request that the client itself broke off. An error inside a stream counts as 500.
 """
@@ -26,15 +26,15 @@ class Outcome:
 
     status: int
     detail: str = ""
-    """What the server said, of anything but 200."""
+    """What the server said, if the status is not 200."""
     text: str = ""
     gaps: list[float] = field(default_factory=list)
-    """Seconds of a stream from each chunk to the next."""
+    """Seconds between the chunks of a stream."""
 
 
 @dataclass
 class Client:
-    """One of the many; its choices are its own seed's."""
+    """One of many clients, with a random seed of its own."""
 
     http: httpx.AsyncClient
     prompts: list[str]
@@ -42,24 +42,24 @@ class Client:
     chance: random.Random
 
     def prompt(self) -> str:
-        """Any of the prompts."""
+        """Return a random prompt."""
         return self.chance.choice(self.prompts)
 
     def body(self, **changes: Any) -> dict[str, Any]:
-        """A greedy completion of moderate length."""
+        """Return the body of a greedy completion of moderate length."""
         tokens = self.chance.randint(8, 64)
         body = {"model": MODEL, "prompt": self.prompt(), "max_tokens": tokens, "temperature": 0.0}
         return body | changes
 
     async def post(self, path: str = COMPLETIONS, **changes: Any) -> Outcome:
-        """A whole answer."""
+        """Ask for a whole answer."""
         answer = await self.http.post(path, json=self.body(**changes))
         if answer.status_code != 200:
             return Outcome(answer.status_code, answer.text[:300])
         return Outcome(200, text=answer.json()["choices"][0].get("text", ""))
 
     async def stream(self, chunks: int | None = None, **changes: Any) -> Outcome:
-        """A stream, read to its end or to so many chunks."""
+        """Read a stream to its end, or `chunks` of it."""
         gaps: list[float] = []
         seen, last, ended = 0, None, False
         body = self.body(stream=True, **changes)
@@ -90,7 +90,7 @@ async def _chat(client: Client) -> Outcome:
 
 
 async def _hang_up_at_once(client: Client) -> Outcome:
-    """Before there is an answer, perhaps while it still waits."""
+    """Hang up before there is an answer, perhaps while the request still waits."""
     try:
         async with asyncio.timeout(client.chance.uniform(0.005, 0.3)):
             await client.post(max_tokens=300, ignore_eos=True)
@@ -104,13 +104,13 @@ def _tokens(client: Client, count: int) -> list[int]:
 
 
 async def _fill_the_context(client: Client) -> Outcome:
-    """A prompt at the limit: room for four tokens."""
+    """Send a prompt near the limit, with room for four tokens."""
     tokens = _tokens(client, client.max_model_len - 4)
     return await client.post(prompt=tokens, max_tokens=4)
 
 
 async def _run_into_the_limit(client: Client) -> Outcome:
-    """As many tokens as there is room for."""
+    """Ask for as many tokens as fit into the context."""
     room = client.max_model_len - 100
     return await client.stream(prompt=_tokens(client, 100), max_tokens=room, ignore_eos=True)
 
@@ -144,7 +144,7 @@ Behave = Callable[[Client], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Something a client does, how often in proportion, and how it may end."""
+    """Something that clients do, its weight, and the statuses it may end in."""
 
     name: str
     weight: float

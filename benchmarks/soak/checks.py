@@ -1,4 +1,4 @@
-"""What a soak's numbers say: pure functions."""
+"""Checks of a soak's numbers: pure functions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What a soak may show at most."""
+    """Limits of what a soak may show."""
 
     growth: float
     """Memory of all server processes, in MiB a minute over the second half."""
     slowdown: float
-    """Inter-token latency of the last third over that of the first, and tokens/s the other way."""
+    """Last third's inter-token latency over the first's; first third's tokens/s over the last's."""
     shutdown: float
     """Seconds from Ctrl-C to the end of the last process."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold, and what was seen."""
+    """Something that must hold, and what was seen."""
 
     name: str
     held: bool
@@ -31,7 +31,7 @@ class Check:
 
 
 def memory_growth(seconds: Sequence[float], num_bytes: Sequence[float]) -> float:
-    """MiB a minute over the second half of the time; the first half may fill caches.
+    """Return MiB a minute over the second half of the time. The first half may fill caches.
 
     Raises:
         ValueError: there are fewer than two samples in it.
@@ -44,7 +44,7 @@ def memory_growth(seconds: Sequence[float], num_bytes: Sequence[float]) -> float
 def first_and_last_third(
     seconds: Sequence[float], values: Sequence[float], start: float, end: float
 ) -> tuple[float, float]:
-    """Medians of the values whose times lie in each; NaN where there are none."""
+    """Return medians of the values in the first and the last third; NaN if there are none."""
     third, timed = (end - start) / 3, list(zip(seconds, values, strict=True))
     early = [value for moment, value in timed if moment < start + third]
     late = [value for moment, value in timed if moment >= end - third]
@@ -52,7 +52,7 @@ def first_and_last_third(
 
 
 def rates(seconds: Sequence[float], counts: Sequence[float]) -> list[float]:
-    """Increase of a counter per second, between neighbouring samples."""
+    """Return the increase of a counter per second, between neighbouring samples."""
     return [
         (later - earlier) / (end - start)
         for start, end, earlier, later in zip(
@@ -62,9 +62,9 @@ def rates(seconds: Sequence[float], counts: Sequence[float]) -> list[float]:
 
 
 def check_outcomes(outcomes: Mapping[str, Mapping[str, int]], faults: Sequence[str]) -> list[Check]:
-    """Every behaviour took place, and each ended as it should.
+    """Check that every behaviour took place, and that each ended as it should.
 
-    `outcomes`: behaviour -> status -> how often. `faults`: those that should not have been.
+    `outcomes`: behaviour -> status -> count. `faults`: outcomes that were not allowed.
     """
     absent = [name for name, statuses in outcomes.items() if not sum(statuses.values())]
     total = sum(sum(statuses.values()) for statuses in outcomes.values())
@@ -83,7 +83,7 @@ def check_outcomes(outcomes: Mapping[str, Mapping[str, int]], faults: Sequence[s
 
 
 def check_growth(growth: float, limits: Limits) -> Check:
-    """Memory is flat."""
+    """Check that memory is flat."""
     return Check(
         "memory is flat",
         growth <= limits.growth,
@@ -94,10 +94,10 @@ def check_growth(growth: float, limits: Limits) -> Check:
 def check_speed(
     latencies: tuple[float, float], throughputs: tuple[float, float], limits: Limits
 ) -> list[Check]:
-    """Neither latency (seconds) nor throughput (tokens/s) of the last third is far off the first.
+    """Check that latency (seconds) and throughput (tokens/s) are steady, last third against first.
 
-    What was never measured (NaN) has not held, unless nothing is asked of it: the first third of a
-    short soak on a busy machine may bring no token.
+    A value that was never measured (NaN) has not held, unless there is no limit for it: the first
+    third of a short soak on a busy machine may bring no token.
     """
     slower = latencies[1] / latencies[0]
     fewer = throughputs[0] / throughputs[1] if throughputs[1] else float("inf")
@@ -117,7 +117,7 @@ def check_speed(
 
 
 def check_idle(metrics: Mapping[str, float]) -> Check:
-    """Nothing runs, nothing waits, no cache block is held."""
+    """Check that nothing runs, nothing waits, and no cache block is held."""
     return Check(
         "nothing is left behind in the engine",
         not any(metrics.values()),
@@ -126,7 +126,7 @@ def check_idle(metrics: Mapping[str, float]) -> Check:
 
 
 def check_answers(expected: str, answers: Sequence[str]) -> Check:
-    """One prompt, greedy, always gave the same text, and it was not empty."""
+    """Check that one greedy prompt always gave the same text, and that it was not empty."""
     different = sum(answer != expected for answer in answers)
     return Check(
         "greedy answers stay the same",
@@ -138,7 +138,7 @@ def check_answers(expected: str, answers: Sequence[str]) -> Check:
 def check_end(
     seconds: float | None, exit_code: int | None, orphans: int, traceback: bool, limits: Limits
 ) -> list[Check]:
-    """The log and the way out. No seconds: it had to be killed."""
+    """Check the log and the end of the server. `seconds` is None if it had to be killed."""
     in_time = seconds is not None and seconds <= limits.shutdown
     took = "it had to be killed" if seconds is None else f"exit code {exit_code} in {seconds:.1f} s"
     return [

@@ -26,15 +26,15 @@ PATIENCE_S = 120
 
 @dataclass
 class Tally:
-    """What became of all requests so far."""
+    """Outcomes of all requests so far."""
 
     outcomes: dict[str, Counter[str]] = field(
         default_factory=lambda: {behaviour.name: Counter() for behaviour in BEHAVIOURS}
     )
-    """Behaviour -> status -> how often."""
+    """Behaviour -> status -> count."""
     faults: list[str] = field(default_factory=list)
     gap_times: list[float] = field(default_factory=list)
-    """`time.monotonic` at the end of a stream, and the mean seconds between its chunks."""
+    """`time.monotonic` at the end of each stream, and the mean seconds between its chunks."""
     gaps: list[float] = field(default_factory=list)
 
     def add(self, behaviour: Behaviour, outcome: Outcome) -> None:
@@ -47,7 +47,7 @@ class Tally:
             self.gaps.append(sum(outcome.gaps) / len(outcome.gaps))
 
     def fail(self, behaviour: Behaviour, error: Exception) -> None:
-        """Count one that got no answer."""
+        """Count a request that got no answer."""
         self.outcomes[behaviour.name][type(error).__name__] += 1
         why = type(error.__cause__).__name__ if error.__cause__ else ""
         self.faults.append(f"{behaviour.name}: {type(error).__name__} {error} {why}".strip())
@@ -59,17 +59,17 @@ class Tally:
 
 
 def connected(url: str) -> httpx.AsyncClient:
-    """A client of any number of connections.
+    """Return an HTTP client with any number of connections.
 
-    It gives idle ones up long before the server does (`soak_run` tells it when to): a request sent
-    while the server closes its connection is lost.
+    It drops idle connections long before the server does (`soak_run` tells the server when): a
+    request that is sent while the server closes its connection is lost.
     """
     limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
     return httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits)
 
 
 async def serve_one(client: Client, tally: Tally, until: float, first: list[Behaviour]) -> None:
-    """Request after request until `time.monotonic` says so; those in `first` before any other."""
+    """Send requests until `until` (`time.monotonic`), starting with the behaviours in `first`."""
     weights = [behaviour.weight for behaviour in BEHAVIOURS]
     while time.monotonic() < until:
         if first:
@@ -80,15 +80,15 @@ async def serve_one(client: Client, tally: Tally, until: float, first: list[Beha
             tally.add(behaviour, await behaviour.behave(client))
         except (httpx.HTTPError, ValueError, KeyError) as error:
             tally.fail(behaviour, error)
-            await asyncio.sleep(0.5)  # a dead server is asked again, but not a million times
+            await asyncio.sleep(0.5)  # do not flood a dead server
 
 
 async def run_clients(
     url: str, count: int, prompts: list[str], max_model_len: int, until: float, tally: Tally
 ) -> None:
-    """`count` clients at once. Each behaviour is taken once before they choose by chance.
+    """Run `count` clients at once. Each behaviour is taken once before clients choose at random.
 
-    Each has connections of its own, as clients have: what one breaks off is its own affair.
+    Each has connections of its own, as real clients have, so that disconnects affect no other.
     """
     waiting = list(BEHAVIOURS)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
@@ -99,7 +99,7 @@ async def run_clients(
 
 
 async def ask_again(url: str, prompt: str, until: float, every: float, answers: list[str]) -> None:
-    """The fixed greedy request, again and again, while all the others go on."""
+    """Repeat the fixed greedy request while the other clients run."""
     async with connected(url) as http:
         while time.monotonic() < until:
             answers.append(await fixed_answer(http, prompt))
@@ -107,12 +107,12 @@ async def ask_again(url: str, prompt: str, until: float, every: float, answers: 
 
 
 async def ask_every_length(http: httpx.AsyncClient, longest: int) -> None:
-    """Prompts of 1 to `longest` tokens, one at a time, all of them twice.
+    """Send prompts of 1 to `longest` tokens, one at a time, all of them twice.
 
-    On CPUs oneDNN keeps kernels for each number of rows that a step ever had. They are memory that
-    is filled once, and this fills it before anybody measures.
+    On CPUs, oneDNN keeps kernels for each number of rows that a step had. This memory is filled
+    once, and this fills it before memory is measured.
     """
-    chance = random.Random(0)  # no two prompts begin alike, or the prefix cache shortens them
+    chance = random.Random(0)  # so that the prefix cache shortens no prompt
     for _ in range(2):
         for length in range(1, longest + 1):
             tokens = [chance.randrange(3, 1000) for _ in range(length)]
@@ -121,7 +121,7 @@ async def ask_every_length(http: httpx.AsyncClient, longest: int) -> None:
 
 
 async def fixed_answer(http: httpx.AsyncClient, prompt: str) -> str:
-    """Text of a greedy completion; the error's where there is none."""
+    """Return the text of a greedy completion, or the error's."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0.0}
     try:
         answer = await http.post(COMPLETIONS, json=body)

@@ -1,11 +1,11 @@
-"""Does a server stand ten minutes of clients of all kinds?
+"""Does a server survive ten minutes of all kinds of clients?
 
     scripts/run.sh python benchmarks/soak
     scripts/run.sh python benchmarks/soak --minutes 3 --plain     # vLLM alone, to compare
 
-`vllm serve` with DFlash on the demo pair, and 32 clients who complete, chat, stream, hang up, ask
-too much, and send rubbish. Exits with 1 where anything of the table "What must hold" did not.
-Latencies are worth no more than the machine is quiet; the report says how busy others kept it.
+Runs `vllm serve` with DFlash on the demo pair, and 32 clients that complete, chat, stream, hang up,
+ask for too much, and send rubbish. Exits with 1 if a row of the table "What must hold" did not
+hold. Latencies mean little on a busy machine; the report says how busy other processes kept it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
 def parse() -> Settings:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,13 +48,13 @@ def parse() -> Settings:
 
 
 def in_words(tally: Tally, sample: Sample | None) -> str:
-    """What there is to say in between."""
+    """Return a line of progress."""
     said = f"{tally.total} requests, {len(tally.faults)} faults"
     return said if sample is None else f"{said}, {sample.total_rss / (1 << 20):.0f} MiB"
 
 
 def main() -> None:
-    """Soak, report, and say by the exit code whether all held."""
+    """Soak and report. The exit code says whether all checks held."""
     settings, progress = parse(), progress_on()
     minutes_told = 0
     with terminable(), progress.stage("soaking", 60 * settings.minutes) as tell:

@@ -1,4 +1,4 @@
-"""What a soak leaves: JSON, Markdown tables and a figure."""
+"""Report a soak: JSON, Markdown tables and a figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_report(soaked: Soaked) -> list[Table]:
 
 
 def make_tables(soaked: Soaked) -> list[Table]:
-    """Verdict, figures, and how every behaviour ended."""
+    """Make tables of the verdict, the figures, and how every behaviour ended."""
     checks = [[c.name, "held" if c.held else "DID NOT HOLD", c.seen] for c in soaked.checks]
     figures = [[name.replace("_", " "), _text(value)] for name, value in soaked.figures.items()]
     endings = [
@@ -49,7 +49,7 @@ def _text(value: float | tuple[float, ...]) -> str:
 
 
 def plot(soaked: Soaked) -> None:
-    """Memory, latency and load over time."""
+    """Plot memory, latency and load over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""The soak itself: a server, its clients, someone who watches, and the verdict."""
+"""Run a soak: a server, its clients, measurements, and the verdict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from soak.soaked_server import Sample, SoakServer, read_metrics
 from vllm_dflash.tools.prompts import read_prompts
 
 IDLE_S = 60
-"""How long the engine has to finish what the clients left."""
+"""Seconds for the engine to finish what the clients left."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Settings:
     minutes: float = 10.0
     clients: int = 32
     plain: bool = False
-    """vLLM without any drafter, to compare with."""
+    """vLLM without a drafter, to compare."""
     max_model_len: int = 512
     max_rows: int = 256
-    """Most of a step (`--max-num-batched-tokens`): oneDNN keeps kernels for each number."""
+    """Most rows of a step (`--max-num-batched-tokens`): oneDNN keeps kernels for each number."""
     sample_every: float = 2.0
     arguments: tuple[str, ...] = ()
-    """More of `vllm serve`'s."""
+    """More arguments of `vllm serve`."""
     limits: Limits = field(default_factory=lambda: Limits(growth=2.0, slowdown=1.3, shutdown=30.0))
 
     def command(self) -> list[str]:
-        """Arguments of `vllm serve`.
+        """Return the arguments of `vllm serve`.
 
-        float32, or greedy answers may differ between batches by rounding. So few sequences and
-        cache blocks that requests wait and are preempted.
+        float32, or greedy answers may differ between batches by rounding. Sequences and cache
+        blocks are so few that requests wait and are preempted.
         """
         command = [str(self.pair / "target"), "--dtype", "float32"]
         command += ["--max-model-len", str(self.max_model_len), "--block-size", "32"]
@@ -83,13 +83,13 @@ class Settings:
 
 @dataclass
 class Soaked:
-    """What was seen."""
+    """The results of a soak."""
 
     settings: Settings
     tally: Tally
     samples: list[Sample]
     answers: list[str]
-    """To the fixed prompt: before, during, after."""
+    """Answers to the fixed prompt: before, during, after."""
     checks: list[Check]
     started: float
     """`time.monotonic` when the clients began."""
@@ -97,11 +97,11 @@ class Soaked:
 
     @property
     def held(self) -> bool:
-        """Whether everything did."""
+        """Whether all checks held."""
         return all(check.held for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; times are seconds since the clients began."""
+        """Convert to JSON. Times are seconds since the clients began."""
         return {
             "held": self.held,
             "checks": [asdict(check) for check in self.checks],
@@ -122,14 +122,14 @@ class Soaked:
 
 
 Tell = Callable[[float, Tally, Sample | None], None]
-"""Progress: seconds since the clients began, how they fare, what was seen last."""
+"""Progress: seconds since the clients began, their tally, the last sample."""
 
 
 def soak(settings: Settings, tell: Tell = lambda seconds, tally, sample: None) -> Soaked:
-    """Run it. Raises `RuntimeError` where the server does not start."""
-    # As users run it: an engine of its own process, whatever this process was told.
+    """Run the soak. Raises `RuntimeError` if the server does not start."""
+    # As users run it: an engine in its own process, whatever this process was told.
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    # An idle connection is the clients' to end: a request sent while the server ends it is lost.
+    # Clients end idle connections: a request that is sent while the server ends one is lost.
     environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(10 * PATIENCE_S)
     if settings.plain:
         environment["VLLM_PLUGINS"] = ""
@@ -137,7 +137,7 @@ def soak(settings: Settings, tell: Tell = lambda seconds, tally, sample: None) -
     server.start()
     try:
         seen = asyncio.run(_drive(server, settings, tell))
-        # Before the shutdown, in which vLLM may report its own engine as dead.
+        # Read before the shutdown, in which vLLM may report its own engine as dead.
         traceback = "Traceback" in server.log.read_text()
     finally:
         end = server.stop(settings.limits.shutdown)
@@ -182,12 +182,12 @@ async def _sample(server: SoakServer, http: httpx.AsyncClient) -> Sample:
     try:
         text = (await http.get("/metrics")).text
     except httpx.HTTPError:
-        text = ""  # the clients' faults say so
+        text = ""  # the clients' faults report it
     return server.sample(text)
 
 
 async def _until_idle(server: SoakServer, http: httpx.AsyncClient) -> dict[str, float]:
-    """What still runs, waits or is held when all clients have gone and there was time."""
+    """Return what still runs, waits or is held after clients have left and the engine had time."""
     deadline = time.monotonic() + IDLE_S
     while True:
         try:

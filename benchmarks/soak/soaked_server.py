@@ -1,4 +1,4 @@
-"""A `vllm serve` process: starting it, watching it from outside, ending it."""
+"""A `vllm serve` process: start it, watch it from outside, end it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from soak.behaviours import MODEL
 
 START_S, END_S = 300, 30
-"""How long a start may take, and the end of one that failed."""
+"""Seconds that a start may take, and the end of a failed start."""
 METRICS = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -34,18 +34,18 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What could be seen from outside at one moment."""
+    """Measurements from outside at one moment."""
 
     seconds: float
     """Seconds of `time.monotonic`."""
     rss: dict[str, int]
-    """Bytes, by process: `server`, then its children in order of birth."""
+    """Bytes by process: `server`, then its children in order of birth."""
     files: int
     """Open file descriptors of all of them."""
     metrics: dict[str, float]
-    """Values of /metrics, by the keys of `METRICS`; what is not there is 0."""
+    """Values of /metrics, by the keys of `METRICS`; missing ones are 0."""
     others: float
-    """Cores busy with other processes since the sample before."""
+    """Cores busy with other processes since the last sample."""
 
     @property
     def total_rss(self) -> int:
@@ -54,7 +54,7 @@ class Sample:
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to the figures of `METRICS`, each summed over its labels."""
+    """Convert Prometheus text to the figures of `METRICS`, each summed over its labels."""
     sums: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -64,7 +64,7 @@ def read_metrics(text: str) -> dict[str, float]:
 
 @dataclass
 class SoakServer:
-    """Use `start`, then `sample` as often as wanted, then `stop`."""
+    """A server: call `start`, then `sample` as often as wanted, then `stop`."""
 
     command: list[str]
     log: Path
@@ -75,7 +75,11 @@ class SoakServer:
     children: dict[int, psutil.Process] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Wait until it is healthy. Raises `RuntimeError` with the end of its log if it is not."""
+        """Start it and wait until it is healthy.
+
+        Raises:
+            RuntimeError: it did not start; the message has the end of its log.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -109,7 +113,7 @@ class SoakServer:
         raise RuntimeError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
 
     def processes(self) -> list[psutil.Process]:
-        """The server and all that it has started, as far as they are alive."""
+        """Return the server and all processes that it started and that are alive."""
         assert self.process is not None
         try:
             server = psutil.Process(self.process.pid)
@@ -120,7 +124,7 @@ class SoakServer:
         return family
 
     def sample(self, metrics_text: str) -> Sample:
-        """Memory, files and load of this moment, with what /metrics said."""
+        """Measure memory, files and load now, and add what /metrics said."""
         rss, files, own = {}, 0, 0.0
         for number, process in enumerate(self.processes()):
             try:
@@ -140,9 +144,9 @@ class SoakServer:
         return Sample(now, rss, files, read_metrics(metrics_text), max(0.0, others))
 
     def stop(self, patience: float) -> tuple[float | None, int | None, int]:
-        """Ctrl-C. Returns seconds (None: killed), exit code, and how many processes outlived it.
+        """Send Ctrl-C. Returns seconds (None: killed), exit code, and the number of survivors.
 
-        Leaves none behind: survivors are killed, once they are counted.
+        Survivors are killed once they are counted, so that no process is left.
         """
         assert self.process is not None
         self.processes()

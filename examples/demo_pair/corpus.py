@@ -25,7 +25,7 @@ def read_corpus() -> tuple[list[str], list[str]]:
 
 
 def write_held_out(texts: list[str], out: Path, count: int = 200) -> None:
-    """Write prompts of the held-out files as JSON lines, to measure the pair on."""
+    """Write prompts from the held-out files as JSON lines. The pair is measured on them."""
     prompts = dict.fromkeys(cut_prompts(texts, count, seed=1))
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
     out.write_text("".join(lines))

@@ -18,9 +18,9 @@ from vllm_dflash.model.reference import ReferenceDrafter
 BLOCK_SIZE = 8
 TAPS = [1, 3, 4]
 NUM_LAYERS = 3
-# Of DFlash 2: rows that a convolution reads, channels that share a correction, and its selector.
+# DFlash 2: rows that a convolution reads, channels that share a correction, and its selector.
 DFLASH2 = {"conv_kernel_size": 4, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
-# Of LiLiCorr: its convolutions, and a small transformer over all candidates of a block.
+# LiLiCorr: its convolutions, and a small transformer over all candidates of a block.
 LILICORR = {
     "conv_kernel_size": 4,
     "conv_group_size": 16,
@@ -33,7 +33,7 @@ LILICORR = {
     "lilicorr_vector_eps": 1e-6,
     "lilicorr_logit_scale": 10.0,
 }
-# What a config says of each, with MLPs of a width that makes all drafters as large.
+# Each config's fields, and the width of its MLPs, which makes all drafters equally large.
 ARCHITECTURES: dict[str, tuple[str, dict, int]] = {
     "dflash": ("DFlashDraftModel", {}, 768),
     "dflash2": ("DFlash2DraftModel", DFLASH2, 624),
@@ -82,8 +82,8 @@ def train_drafter(
 ) -> None:
     """Train for `minutes` of wall time and save a z-lab-format checkpoint in bf16.
 
-    Or for so many `steps`, which other programs on the same cores do not make fewer. From the
-    layers of the drafter in the folder `start`, if there is one.
+    With `steps`, train for that many steps instead, however busy the cores are. With `start`, begin
+    with the layers of the drafter in that folder.
     """
     pairs = [pair for pair in pairs if len(pair[1]) > BLOCK_SIZE]
     target = Qwen3ForCausalLM.from_pretrained(target_folder, dtype=torch.bfloat16).eval()

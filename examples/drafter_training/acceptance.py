@@ -1,4 +1,4 @@
-"""How many tokens a step a drafter gives on text that the target wrote, without an engine."""
+"""Measure a drafter's tokens a step on text that the target wrote, without an engine."""
 
 import torch
 
@@ -16,11 +16,11 @@ def measure(
     head: torch.Tensor,
     tokens: int,
 ) -> tuple[float, list[float]]:
-    """Greedy steps through the first so many tokens of each text, a block of B rows a step.
+    """Walk greedily through the first `tokens` tokens of each text, with a block of B rows a step.
 
     Returns:
-        Tokens a step, the target's own one included, and how often each of the w = B - 1 drafts
-        was accepted.
+        Tokens a step, including the target's own, and how often each of the w = B - 1 drafts was
+        accepted.
     """
     size = drafter.spec.block_size
     accepted = torch.zeros(size - 1)

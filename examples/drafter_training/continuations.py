@@ -3,13 +3,13 @@
 from vllm import LLM, SamplingParams
 
 Pair = tuple[list[int], list[int]]
-"""Token ids of a prompt and of what the target writes behind it."""
+"""Token ids of a prompt, and of what the target writes after it."""
 
 
 def write_continuations(
     llm: LLM, prompts: list[list[int]], new_tokens: int, temperature: float = 0.0
 ) -> list[Pair]:
-    """Continue every prompt, given as token ids, by at most so many tokens."""
+    """Continue every prompt, given as token ids, by at most `new_tokens` tokens."""
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in prompts],
         SamplingParams(temperature=temperature, max_tokens=new_tokens, detokenize=False),

@@ -1,4 +1,4 @@
-"""What a drafter's blocks miss of the target's text, by place, and which drafts are right."""
+"""Compute the loss of a drafter's blocks by position, and which drafts are right."""
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +23,16 @@ def block_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draft all blocks at once, in this dtype.
 
-    `embed` is the target's embedding; `head` has the rows of the tokens that can be drafted, of
-    which only some `columns` of the logits, ascending, may be computed.
+    `embed` is the target's embedding. `head` has the rows of the tokens that can be drafted. With
+    `columns`, ascending, only those columns of the logits are computed.
 
     Returns:
-        The loss, and which drafts are right, [N, w]: of all N blocks, w = B - 1 drafted rows.
+        The loss, and which drafts are right, [N, w], for all N blocks and w = B - 1 drafted rows.
     """
     weights = torch.exp(-torch.arange(blocks.size - 1, device=head.device) / GAMMA)  # [w]
 
     def drafted(rows: torch.Tensor) -> torch.Tensor:
-        """[R, A * B, ...] without the blocks' anchors, by block: [N, w, ...]."""
+        """Drop the blocks' anchors from rows [R, A * B, ...] and sort by block: [N, w, ...]."""
         return rows.unflatten(1, (-1, blocks.size))[:, :, 1:].flatten(0, 1)
 
     labels = drafted(draft_ids(drafter, blocks.labels))
@@ -46,7 +46,7 @@ def block_loss(
         logits = F.linear(states, head)  # [N, w, V']
         chosen = logits
         if (selector := drafter.candidate_selector) is not None:
-            # Each token behind the right one before it; of all tokens, not only candidates.
+            # Score each token given the right one before it: all tokens, not only candidates.
             codes = selector.predecessor_codebook[drafted(blocks.before())]
             codes = codes * selector.hidden_projection(states)
             chosen = logits + F.linear(codes, selector.successor_codebook)
@@ -59,13 +59,13 @@ def block_loss(
         second, hits = lattice_loss(scores, candidates, labels, weights)
         return (1 - UNARY_SHARE) * mean_loss(logits, labels, weights) + UNARY_SHARE * second, hits
     loss, hits = mean_loss(chosen, labels, weights), chosen.argmax(-1) == labels
-    if selector is not None:  # what makes the candidates counts as well
+    if selector is not None:  # the logits, which give the candidates, count as well
         loss = (1 - UNARY_SHARE) * loss + UNARY_SHARE * mean_loss(logits, labels, weights)
     return loss, hits
 
 
 def draft_ids(drafter: ReferenceDrafter, labels: torch.Tensor) -> torch.Tensor:
-    """Tokens of the target as the drafter numbers them; -100 for those that it cannot draft."""
+    """Convert target tokens to the drafter's ids; -100 for tokens that it cannot draft."""
     if drafter.d2t is None:
         return labels
     return numbered(
@@ -74,13 +74,13 @@ def draft_ids(drafter: ReferenceDrafter, labels: torch.Tensor) -> torch.Tensor:
 
 
 def numbered(labels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Where labels stand among ids, which ascend; -100 for those that do not."""
+    """Return the place of each label among ids, which ascend; -100 if it is not there."""
     found = torch.searchsorted(ids, labels.contiguous()).clamp(max=len(ids) - 1)
     return found.masked_fill(ids[found] != labels, -100)
 
 
 def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean loss of logits [N, w, V] and labels [N, w], with a weight for each place, [w]."""
+    """Mean loss of logits [N, w, V] and labels [N, w], with a weight for each position, [w]."""
     weight = weights * (labels != -100)
     loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
     return (loss.view_as(labels) * weight).sum() / weight.sum()
@@ -89,17 +89,17 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor)
 def lattice_loss(
     scores: torch.Tensor, candidates: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses of LiLiCorr's scores [N, w, C before, C]: each token behind the right one before it.
+    """Compute the loss of LiLiCorr's scores of each token given the right one before it.
 
-    Counts as far as all tokens from the block's first on are candidates [N, w, C]. Labels are
-    [N, w]; weights, by place, [w].
+    Scores are [N, w, C before, C]; candidates [N, w, C]; labels [N, w]; weights, by position, [w].
+    A position counts if it and all before it in the block have the right token as a candidate.
 
     Returns:
-        The loss, and which tokens would have been chosen right, [N, w].
+        The loss, and which tokens would have been chosen correctly, [N, w].
     """
     is_right = candidates == labels[..., None]
     right = is_right.int().argmax(-1)
-    before = F.pad(right[:, :-1], (1, 0))  # in the first place, all rows are alike
+    before = F.pad(right[:, :-1], (1, 0))  # in the first position, all rows are alike
     given = scores.gather(2, before[..., None, None].expand(-1, -1, 1, scores.shape[-1]))[:, :, 0]
     inside = is_right.any(-1).int().cumprod(-1)
     loss = F.cross_entropy(given.flatten(0, 1), right.flatten(), reduction="none").view_as(inside)

@@ -1,4 +1,4 @@
-"""Muon and AdamW together, their learning rate over a run, and their steps."""
+"""Muon and AdamW combined: the optimizers, their learning rate over a run, and their steps."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ import torch
 
 
 def adamw(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW alone: all there is where bf16 is slow, in which Muon computes."""
+    """AdamW alone, for machines where bf16 is slow: Muon computes in bf16."""
     return torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.0)
 
 
@@ -24,7 +24,7 @@ def muon_and_adamw(module: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def cosine(fraction: float) -> float:
-    """Warm up over 2% of the run, then a cosine down to zero. Returns a factor in [0, 1]."""
+    """Warm up over 2% of the run, then follow a cosine to zero. Returns a factor in [0, 1]."""
     return min(1.0, fraction / 0.02) * 0.5 * (1 + math.cos(math.pi * min(1.0, fraction)))
 
 

@@ -1,4 +1,4 @@
-"""Where training takes text and the target's hidden states behind it from."""
+"""Sources of training text and of the target's hidden states for it."""
 
 import random
 from pathlib import Path
@@ -11,22 +11,22 @@ from drafter_training.continuations import Pair
 
 
 class Source(Protocol):
-    """Text of the target with its hidden states."""
+    """Text by the target, with its hidden states."""
 
     def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
-        """So many pairs, and features [R, T, m * H] of their tokens, padded at the end."""
+        """Draw `count` pairs, and features [R, T, m * H] of their tokens, padded at the end."""
         ...
 
 
 @torch.no_grad()
 def features_of(target: PreTrainedModel, ids: torch.Tensor, taps: list[int]) -> torch.Tensor:
-    """Outputs of the layers `taps`, one behind another, of ids [R, T]: [R, T, m * H]."""
+    """Return the concatenated outputs of the layers `taps`, for ids [R, T]: [R, T, m * H]."""
     hidden = target.model(ids, output_hidden_states=True).hidden_states
     return torch.cat([hidden[tap + 1] for tap in taps], dim=-1)
 
 
 def padded(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Rows [T, ...] of different lengths, with zeros behind the shorter: [R, T, ...]."""
+    """Pad rows [T, ...] of different lengths with zeros at the end: [R, T, ...]."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
@@ -38,7 +38,7 @@ class Live:
         self.tokens = sum(len(continuation) for _, continuation in pairs)
 
     def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
-        """Any pairs."""
+        """Draw random pairs."""
         pairs = rng.sample(self.pairs, count)
         ids = padded([torch.tensor(prompt + continuation) for prompt, continuation in pairs])
         return pairs, features_of(self.target, ids.to(self.target.device), self.taps)
@@ -47,18 +47,18 @@ class Live:
 class Cached:
     """Runs the target over every text once, and keeps its features on disk, in bf16.
 
-    Texts come in pieces; a piece is taken in when it is asked for, so that training need not wait
+    Texts come in pieces. A piece is processed when it is asked for, so that training need not wait
     for all of them.
     """
 
     def __init__(self, target: PreTrainedModel, taps: list[int], folder: Path) -> None:
-        """Features are kept in this folder: a file a piece, 2 * m * H bytes a token."""
+        """Keep features in this folder, one file for each piece, 2 * m * H bytes a token."""
         self.target, self.taps, self.folder = target, taps, folder
         self.rows: list[tuple[Pair, torch.Tensor]] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, name: str, pairs: list[Pair]) -> None:
-        """Add a piece, with texts of about one length side by side."""
+        """Add a piece. Texts are sorted by length."""
         lengths = [len(prompt) + len(continuation) for prompt, continuation in pairs]
         width = self.target.config.hidden_size * len(self.taps)
         file = self.folder / f"{name}.bf16"
@@ -78,7 +78,7 @@ class Cached:
         partial.rename(file)
 
     def draw(self, rng: random.Random, count: int) -> tuple[list[Pair], torch.Tensor]:
-        """Pairs of about one length: what is padded is computed for nothing."""
+        """Draw pairs of similar length: computing on padding is wasted."""
         start = rng.randrange(max(1, len(self.rows) - 4 * count))
         rows = rng.sample(self.rows[start : start + 4 * count], count)
         return [pair for pair, _ in rows], padded([one.float() for _, one in rows])

@@ -1,4 +1,4 @@
-"""The training of a drafter, step by step, which can be broken off and gone on with."""
+"""Train a drafter step by step. Training can be interrupted and resumed."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ from vllm_dflash.model.reference import ReferenceDrafter
 class Trainer:
     """A drafter in training.
 
-    `embed` is the target's embedding, `head` the rows of its head for tokens that are drafted.
+    `embed` is the target's embedding, `head` the rows of its head for tokens that can be drafted.
     """
 
     drafter: ReferenceDrafter
@@ -34,16 +34,16 @@ class Trainer:
     anchors: int = 24
     """Sequences of a step, and blocks cut from each."""
     sizes: tuple[int, ...] = ()
-    """Rows that blocks may have, the same in each step; none: as many as the drafter's."""
+    """Possible rows of a block; one choice for each step. Empty: the drafter's block size."""
     negatives: int | None = None
-    """Tokens, drawn anew each step, that those in the text are told from; None: all."""
+    """Random tokens, new in each step, that the labels compete with; None: all tokens."""
     dtype: torch.dtype = torch.bfloat16
     averages: bool = False
-    """Whether an average over the newest steps is kept, which is the better drafter."""
+    """Whether to keep an average over the newest steps, which is the better drafter."""
     step: int = 0
     seconds: float = 0.0
     core_seconds: float = 0.0
-    """Spent on steps: by the clock, and by all cores together."""
+    """Time spent on steps: by the clock, and of all cores together."""
     length: float = 1.0
     """Tokens a step in training, averaged over some hundred steps."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -79,7 +79,7 @@ class Trainer:
         self.core_seconds += time.process_time() - used
 
     def columns(self, labels: torch.Tensor) -> torch.Tensor | None:
-        """Columns of the head: those of the labels, and of tokens that they are told from."""
+        """Choose columns of the head: those of the labels, and random others as negatives."""
         if self.negatives is None:
             return None
         seed = torch.Generator().manual_seed(self.rng.getrandbits(32))
@@ -87,7 +87,7 @@ class Trainer:
         return torch.cat([labels[labels != -100], others.to(labels.device)]).unique()
 
     def save(self, file: Path) -> None:
-        """Keep all that goes on. A file that is there is replaced at once, or not at all."""
+        """Save all that is needed to resume. An existing file is replaced whole, or not at all."""
         partial = file.with_suffix(".partial")
         state = {
             "drafter": learned(self.drafter),
@@ -103,7 +103,7 @@ class Trainer:
         os.replace(partial, file)
 
     def load(self, file: Path) -> None:
-        """Go on from what was kept."""
+        """Resume from a saved state."""
         state = torch.load(file, map_location=self.head.device, weights_only=False)
         self.drafter.load_state_dict(state["drafter"], strict=False)
         self.average.load_state_dict(state["average"], strict=False)
@@ -115,5 +115,5 @@ class Trainer:
 
 
 def learned(drafter: ReferenceDrafter) -> dict[str, torch.Tensor]:
-    """Parameters that training changes: the others may be chosen anew when it goes on."""
+    """Parameters that training changes. The others may be set differently when it is resumed."""
     return {name: one for name, one in drafter.named_parameters() if one.requires_grad}

@@ -15,9 +15,9 @@ TEMPERATURE = 0.7
 
 
 def write_answers(llm: LLM, prompts: list[str], folder: Path, rounds: int = 1) -> None:
-    """Answer prompts in pieces of 256, one file each. Pieces that are there are left out.
+    """Answer prompts in pieces of 256, one file each. Pieces that exist are skipped.
 
-    In the first round greedily, in further ones at a temperature of 0.7.
+    The first round is greedy, further rounds have a temperature of 0.7.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, first = llm.get_tokenizer(), len(prompts)
@@ -36,20 +36,20 @@ def write_answers(llm: LLM, prompts: list[str], folder: Path, rounds: int = 1) -
 
 
 def read_answers(folder: Path) -> list[Pair]:
-    """All pairs written so far, in the prompts' order."""
+    """Read all pairs written so far, in the prompts' order."""
     return [pair for file in sorted(folder.glob("*.jsonl")) for pair in read_piece(file)]
 
 
 def read_piece(file: Path) -> list[Pair]:
-    """The pairs of one file, without endless repeats."""
+    """Read the pairs of one file, without endless repeats."""
     pairs = map(json.loads, file.read_text().splitlines())
     return [(prompt, without_repeats(answer)) for prompt, answer in pairs]
 
 
 def without_repeats(answer: list[int], longest: int = 96) -> list[int]:
-    """The answer up to the end of the second round, where it ends by going round in a loop.
+    """Cut an answer that ends in a loop after the loop's second round.
 
-    A small model often does. To draft such text is easy, and teaches little.
+    Small models often loop. Such text is easy to draft, and teaches little.
     """
     for period in range(1, min(longest, len(answer) // 3) + 1):
         start = len(answer) - period

