@@ -1,4 +1,4 @@
-"""Settings every test runs under, their marks, and which model runner they run on."""
+"""Settings and marks of all tests, and the model runner they run on."""
 
 import os
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before vLLM is imported: engines in the tests' own process, small caches, no telemetry.
+# Set before vLLM is imported: engines run in the test process, small caches, no telemetry.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-# The same examples every time, and however long one takes: that says how busy the machine is.
-# `make fuzz` asks for new ones, twenty times as many; what it finds fails again in its next run,
-# and becomes an @example of its test. Tests that want more or fewer multiply the profile's number.
+# The same examples every time, without a deadline: times depend on how busy the machine is.
+# `make fuzz` runs new ones, twenty times as many. What it finds fails again in its next run, and
+# becomes an @example of its test. Tests that want more or fewer multiply the profile's number.
 settings.register_profile(
     "tests",
     settings.get_profile("default"),
@@ -36,9 +36,9 @@ settings.load_profile("tests")
 RUNNERS = ("v1", "v2")
 TESTS = Path(__file__).parent
 NO_DEVICE = pytest.StashKey[str]()
-"""Why there is no emulated one."""
+"""Reason why there is no emulated device."""
 MARKED = ("engine", "server", "cluster", "emulated")
-"""Folders whose tests bear the folder's name as their mark."""
+"""Folders whose tests are marked with the folder's name."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(params=RUNNERS, scope="session")
 def runner(request: pytest.FixtureRequest) -> str:
-    """The model runner of this process; a test that asks for it is a test of both."""
+    """Model runner of this process; a test that uses this fixture tests both."""
     return request.param
 
 
@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """Commands that run in the tests' process turn vLLM's log down, also for later children."""
+    """Restore vLLM's log level: commands in the test process lower it, also for later children."""
     names = ("VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM")
     before = {name: os.environ.get(name) for name in names}
     yield

@@ -1,4 +1,4 @@
-"""One engine of the tests' own process, which all that Ray starts is held against."""
+"""A plain engine in the test process; engines that Ray starts are compared with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm import LLM
 
 from support.engines import TARGET, engine
 
-# Ray Serve gives its proxy seconds to answer, which is little where two cores run other tests, too.
+# Ray Serve gives its proxy a few seconds to answer: too few where two cores also run other tests.
 for name in ("READY_CHECK_TIMEOUT_S", "HEALTH_CHECK_TIMEOUT_S", "GRACEFUL_SHUTDOWN_TIMEOUT_S"):
     os.environ.setdefault(f"RAY_SERVE_PROXY_{name}", "60")
 

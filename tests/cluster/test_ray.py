@@ -22,12 +22,12 @@ from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 
-# Once in some fifty runs, nodes of a whole cluster never came up. The next test has a new cluster.
+# In about one run of fifty, a cluster's nodes never came up. Each test has a new cluster.
 RERUN = pytest.mark.flaky(reruns=1, only_rerun=[NOT_UP])
 pytestmark = [pytest.mark.engine, pytest.mark.cluster, RERUN]
 FLAGS = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8")
 WHOLE = {**FIXED, "draft_tensor_parallel_size": 1}
-"""The drafter whole in each worker; test_tensor_parallel.py has engines with a split one."""
+"""Each worker holds the whole drafter; test_tensor_parallel.py has engines with a split one."""
 ON_RAY = ("--tensor-parallel-size", "2", "--distributed-executor-backend", CPU_RAY_EXECUTOR)
 
 
@@ -49,7 +49,7 @@ def child_on(cluster: RayCluster, log: Path, **environment: str) -> EngineProces
             **cluster.access,
             **importing_support(),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `look_around` travels to the workers
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `look_around` is sent to the workers
             **environment,
         },
     )
@@ -75,7 +75,7 @@ def test_two_nodes_write_what_plain_decoding_writes(
                 "no workers",
             )
         mapped = {Path(path) for worker in told["workers"] for path in worker["shared_memory"]}
-        # Python's tracker of a process that has just ended may still be about it.
+        # Python's tracker may still be cleaning up after a process that has just ended.
         wait_until(lambda: not any(path.exists() for path in mapped), f"none of {mapped}")
 
     @contextmanager
@@ -93,17 +93,17 @@ def test_two_nodes_write_what_plain_decoding_writes(
         assert worker["worker"] == CPU_WORKER
         assert worker["has_plugin"]
         assert worker["mark"] == "carried"
-        assert worker["threads"] == 1  # of CPUs, its bundle has as many
+        assert worker["threads"] == 1  # its bundle has one CPU
         assert worker["niceness"] == (0 if may_raise_priority() else 15)  # Ray's own is 15
-        assert not worker["uses_shared_memory"]  # nodes have none in common
+        assert not worker["uses_shared_memory"]  # the nodes have none in common
         assert worker["preloaded"] == os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
         assert stats["proposer"] == "vllm_dflash.engine.v1.proposer.PlannedProposer"
         assert stats["accepted_tokens"] > 50
-    assert any(worker["shared_memory"] for worker in workers)  # of the engine's own node
+    assert any(worker["shared_memory"] for worker in workers)  # on the engine's own node
 
 
 def may_raise_priority() -> bool:
-    """CAP_SYS_NICE, as the kernel numbers it."""
+    """Return whether this process has CAP_SYS_NICE, by the kernel's number of it."""
     status = Path("/proc/self/status").read_text()
     (effective,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
     return bool(int(effective, 16) >> 23 & 1)

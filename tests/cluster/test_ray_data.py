@@ -1,4 +1,4 @@
-"""`examples/ray_data.py`: broken off, resumed, and the same as without interruption."""
+"""`examples/ray_data.py`: killed and resumed, it gives the same as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_first_rows_and_columns_by_name(in_ray: None, tmp_path: Path) -> Non
     assert read(replace(about, limit=3)).take_all() == numbered
     named = read(replace(about, id_column="key"))
     expected = [{"id": f"k{number}", "prompt": f"line {number}"} for number in range(5)]
-    assert sorted(named.take_all(), key=lambda row: row["id"]) == expected  # Ray keeps no order
+    assert sorted(named.take_all(), key=lambda row: row["id"]) == expected  # Ray mixes the order
     assert count_ids(named, "key") == 5
     with pytest.raises(ValueError, match=r"has no column 'promt': it has .*prompt"):
         read(replace(about, prompt_column="promt"))
@@ -85,7 +85,7 @@ def test_the_first_rows_and_columns_by_name(in_ray: None, tmp_path: Path) -> Non
 def test_ids_that_would_lose_rows_are_refused(
     in_ray: None, tmp_path: Path, keys: list[str | None], message: str
 ) -> None:
-    """A run that goes on takes a row whose id is in the parts for done."""
+    """A resumed run treats a row as done if its id is in the parts."""
     data = tmp_path / "a.jsonl"
     save(data, [{"key": key, "prompt": "x"} for key in keys])
     about = BatchSettings(
@@ -97,7 +97,7 @@ def test_ids_that_would_lose_rows_are_refused(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """For Ray's own files, too: one that is killed leaves them, and needs a short path."""
+    """Also holds Ray's own files: a killed Ray leaves them behind, and Ray needs a short path."""
     path = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
@@ -133,7 +133,7 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path, plain: LLM) -> None:
     engines = of_kind(family, "MapWorker")
     assert engines
     wait_for_end(engines)
-    # Ray's agents look for their raylet now and then, sometimes minutes apart.
+    # Ray's agents check for their raylet only now and then, sometimes minutes apart.
     for one in psutil.wait_procs(family, timeout=1)[1]:
         one.kill()
     wait_for_end(family)

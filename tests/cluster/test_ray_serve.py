@@ -1,4 +1,4 @@
-"""`examples/ray_serve.py` with two replicas: the route, and what a client sees of a dead one."""
+"""`examples/ray_serve.py` with two replicas: the route, and what a client sees when one dies."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ ENGINE_DIED = "EngineCore encountered an issue"
 
 @pytest.fixture(scope="module")
 def expected(plain: LLM) -> list[str]:
-    """What plain decoding writes."""
+    """Texts that plain decoding writes."""
     params = greedy(TOKENS, ignore_eos=True)
     return [answer.outputs[0].text for answer in plain.generate(PROMPTS, params, use_tqdm=False)]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two replicas; in the end nothing of them is left, although one is just starting then."""
+    """A server of two replicas. At the end nothing of them is left, though one is just starting."""
     log, port = tmp_path_factory.mktemp("ray_serve") / "log", free_port()
     command = [sys.executable, str(EXAMPLE), "--port", str(port), "--max-model-len", "512"]
     command += ["--", "--enforce-eager", "--dtype", "float32"]
-    command += ["--speculative-config.draft_length", "fixed"]  # plans are not what is tested
+    command += ["--speculative-config.draft_length", "fixed"]  # planning is not tested here
     folders = set(Path(tempfile.gettempdir()).glob("dflash-ray-*"))
-    # An engine in this process has told vLLM's children to run without ones of their own.
+    # An engine in this process has told vLLM's children to start no processes of their own.
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with running(command, port, log, environment) as ready:  # one of them is
+    with running(command, port, log, environment) as ready:  # one replica is ready
         wait_until(lambda: "Serving" in log.read_text(), "both ready")
         yield ready
         segments = shared_memory_of(children(ready))
@@ -86,12 +86,12 @@ def test_each_replica_has_its_share_of_the_cores(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(REPLICA, marks=pytest.mark.slow), ENGINE],  # slow: it starts anew
+    [pytest.param(REPLICA, marks=pytest.mark.slow), ENGINE],  # slow: it starts again
 )
 def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
     server: Server, expected: list[str], kind: str
 ) -> None:
-    """The replica's process, and then the engine's, of another replica."""
+    """Kill one replica's process, then the engine process of another replica."""
     load = load_on(server)
     with load.going_on():
         wait_until(
@@ -107,7 +107,7 @@ def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
         )
         killed = time.monotonic()
         target.send_signal(signal.SIGKILL)
-        # The replica of a dead engine finds that out and leaves; it is given requests until then.
+        # A replica whose engine died notices that and exits; until then it still gets requests.
         wait_for_end([victim])
         gone = time.monotonic()
         wait_until(lambda: load.finished_after(gone) >= len(PROMPTS), "others served")
@@ -129,18 +129,18 @@ def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
 
 
 def is_clean(one: Asked, kind: str) -> bool:
-    """An error of OpenAI's form: a stream that has begun says so in an event."""
+    """Return whether the error has OpenAI's form; a stream that has begun sends it as an event."""
     if isinstance(one.error, openai.APIStatusError):
         body = one.error.body
-        known = (503,) if kind == REPLICA else (500, 503)  # vLLM's own word for a dead engine
+        known = (503,) if kind == REPLICA else (500, 503)  # vLLM's own for a dead engine
         return one.error.status_code in known and isinstance(body, dict) and "message" in body
-    told = str(one.error)  # by vLLM, where it sees its engine's death before the replica leaves
+    told = str(one.error)  # vLLM's, if it sees its engine die before the replica exits
     of_dead = REPLICA_DIED in told or ENGINE_DIED in told
     return one.is_stream and type(one.error) is openai.APIError and of_dead
 
 
 def comes_back(server: Server, dead: int) -> None:
-    """Two replicas answer again, neither of them the dead one. They are not kept busy meanwhile."""
+    """Check that two replicas answer, neither of them the dead one, with no other load."""
     seen: set[int] = set()
 
     def is_seen() -> bool:

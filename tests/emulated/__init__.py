@@ -1,4 +1,4 @@
-"""A CUDA device that is not there, for tests: docs/engineering/emulated_gpu.md.
+"""An emulated CUDA device for tests: docs/engineering/emulated_gpu.md.
 
-Nothing here knows whose tests it serves.
+Nothing here depends on the tests that use it.
 """

@@ -1,7 +1,7 @@
-"""vLLM's Triton attention as one launch of PyTorch's operators: for speed alone.
+"""vLLM's Triton attention as one launch of PyTorch's operators, only for speed.
 
-In the interpreter it takes most of an engine's time. What is unusual goes to the kernel all the
-same.
+In the interpreter, attention takes most of an engine's time. Unusual arguments still go to the
+kernel.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def attend(
     """Attend for R requests: q, out [N, heads, D]; k, v [pages, page, key heads, D];
     starts [R + 1].
 
-    `window` 0: all before. A request's rows are its last ones.
+    `window` 0: no window. A request's rows are its last positions.
     """
     page, group = k.shape[1], q.shape[1] // k.shape[2]
     begin = starts.tolist()

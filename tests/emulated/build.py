@@ -1,4 +1,4 @@
-"""The device, compiled at first use: a minute of one core, then kept in the user's cache folder."""
+"""Compile the device at first use (a minute on one core) and keep it in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-shared", "-w", "-D_GLIBCXX_USE_C
 
 
 def why_not() -> str | None:
-    """Why there can be no device on this machine; None if there can be."""
+    """Return why this machine can have no device; None if it can."""
     if torch.version.cuda is not None:
         return (
             f"PyTorch {torch.__version__} is a build for CUDA; the emulated device needs a CPU one"
@@ -36,7 +36,7 @@ def compiler() -> str | None:
 
 
 def library() -> Path:
-    """Where it is, or will be: another one for other sources, another PyTorch, another Python."""
+    """Return the compiled device's path, a new one for other sources, PyTorch or Python."""
     stamp = hashlib.sha256(f"{torch.__version__} {sys.version_info[:2]} {FLAGS}".encode())
     for source in sorted(SOURCES.iterdir()):
         stamp.update(source.name.encode() + source.read_bytes())
@@ -51,7 +51,7 @@ def build() -> Path:
     found = compiler()
     assert found is not None, why_not()
     CACHE.mkdir(parents=True, exist_ok=True)
-    ours = made.with_suffix(f".{os.getpid()}")  # another process may be at it, too
+    ours = made.with_suffix(f".{os.getpid()}")  # another process may be compiling, too
     includes, libraries = f"{torch.__path__[0]}/include", f"{torch.__path__[0]}/lib"
     folders = [includes, f"{includes}/torch/csrc/api/include", sysconfig.get_path("include")]
     command = [found, *FLAGS, *(f"-I{folder}" for folder in folders), str(SOURCES / "device.cpp")]
@@ -65,7 +65,7 @@ def build() -> Path:
 
 
 def load() -> ModuleType:
-    """The device's functions (`device/device.cpp`)."""
+    """Return the device's functions (`device/device.cpp`)."""
     if NAME in sys.modules:
         return sys.modules[NAME]
     spec = importlib.util.spec_from_file_location(NAME, build())

@@ -1,4 +1,4 @@
-"""What each test of the device finds: the latest schedule, the default stream, no counts."""
+"""Reset the device for each test: the latest schedule, the default stream, no counts."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def _as_new() -> Iterator[None]:
         return
     import torch
 
-    # A capture that failed leaves its stream the current one, on a GPU as well.
+    # A failed capture leaves its stream as the current one, on a real GPU as well.
     torch.cuda.set_stream(torch.cuda.default_stream())
     torch.cuda.synchronize()
     torch_cuda.set_schedule(Schedule.LATEST)

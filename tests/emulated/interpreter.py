@@ -1,4 +1,4 @@
-"""Triton's interpreter: found where there is no device, hastened, and its launches queued."""
+"""Triton's interpreter without a device: made faster, with its launches queued."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def pretend_a_device() -> None:
-    """Have vLLM define its kernels; to be compiled for a GPU, unless they are interpreted."""
+    """Make vLLM define its kernels: for compiling for a GPU, unless they are interpreted."""
     from triton.backends import backends
 
     backends["cpu"] = SimpleNamespace(driver=_NoDevice, compiler=None)
 
 
 class _NoDevice:
-    """A driver that says there is a device, for whoever only asks that."""
+    """A driver that says there is a device, for callers that ask nothing else."""
 
     def __init__(self) -> None:
         raise RuntimeError("there is no device")
@@ -27,31 +27,31 @@ class _NoDevice:
 
 
 def hasten() -> None:
-    """Leave out of launches what makes no difference here: half of the interpreter's work."""
+    """Skip the parts of launches that make no difference here: half of the interpreter's work."""
     from triton.language.core import dtype
     from triton.runtime import interpreter
 
-    # Triton's language is patched anew for each launch and each call of a function within one.
+    # Triton patches its language for each launch, and for each function call within one.
     interpreter._patch_lang = cache(interpreter._patch_lang)
     interpreter._LangPatchScope.restore = lambda scope: None
-    # Tensors are on the host as it is. For each launch, the interpreter writes whole storages over
-    # themselves, as if it had copied them: a cache of K/V takes longer than the kernel.
+    # Tensors are on the host already. At each launch the interpreter writes whole storages over
+    # themselves, as if it had copied them: for a K/V cache this takes longer than the kernel.
     interpreter.GridExecutor._init_args_hst = lambda executor, args, kwargs: (args, kwargs)
     interpreter.GridExecutor._restore_args_dev = lambda executor, *args: None
-    # It works out NumPy's name of a type for each load and store.
+    # The interpreter looks up NumPy's name of a type for each load and store.
     of_numpy = interpreter._get_np_dtype
     known = cache(of_numpy)
     interpreter._get_np_dtype = lambda one: (known if type(one) is dtype else of_numpy)(one)
-    # Nor do compiled kernels look for overflows.
+    # Compiled kernels do not check for overflow either.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
     )
 
 
 def queue_launches(device: Any) -> None:
-    """From here on a launch is put on the current stream's queue (`device`: `build.load()`).
+    """Put each launch from now on in the current stream's queue (`device`: `build.load()`).
 
-    Call behind `hasten`.
+    Call after `hasten`.
     """
     import torch
     from triton.language.extra import cuda
@@ -60,7 +60,7 @@ def queue_launches(device: Any) -> None:
 
     from emulated.races import watch_kernels
 
-    # A kernel that could start before the one in front of it has ended (sm_90): here none does.
+    # On sm_90 a kernel may start before the previous one has ended; here none does.
     cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None
     run = interpreter.GridExecutor.__call__
 
@@ -75,7 +75,7 @@ def queue_launches(device: Any) -> None:
                 return dataclasses.replace(arg, base=aliased(arg.base))
             if not isinstance(arg, torch.Tensor):
                 return arg
-            if not arg.is_cuda:  # in the words of Triton's launcher
+            if not arg.is_cuda:  # the message of Triton's launcher
                 raise ValueError(
                     f"Pointer argument cannot be accessed from Triton (cpu tensor?): {arg.shape}"
                 )

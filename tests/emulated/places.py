@@ -1,4 +1,4 @@
-"""Where the host waits for the device: by the innermost frames that are not PyTorch's."""
+"""Places where the host waits for the device: the innermost frames outside PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = str(Path(__file__).parent)
 
 
 def here() -> str:
-    """Where whoever calls this is called from: three frames, innermost first."""
+    """Return the place of the call: at most three frames, innermost first."""
     frames: list[str] = []
     frame = sys._getframe(1)
     while frame is not None and len(frames) < 3:
@@ -27,8 +27,8 @@ def here() -> str:
 
 @contextmanager
 def of_waits() -> Iterator[Counter[str]]:
-    """Filled while what is inside runs: how often, by "wait" (nobody asked for it) or "asked",
-    what for, and where."""
+    """Count waits inside the block, by kind ("asked", or "wait" if it was not asked for), cause and
+    place."""
     found: Counter[str] = Counter()
 
     def note(kind: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Missing waits, whatever the schedule: by vector clocks (`device/clocks.h`, `device/races.h`)."""
+"""Find missing waits under any schedule, by vector clocks (`device/clocks.h`, `device/races.h`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from emulated import places, torch_cuda
 
 @contextmanager
 def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
-    """Filled at the end: pairs of works without an order between them that touched the same bytes,
-    one of them writing, and how often.
+    """Count pairs of operations without an order that touch the same bytes, one of them writing.
 
-    `tells_places`: also where each was launched, or freed, which takes longer. Graphs are to be
-    captured inside, too. Works of a graph on several streams count as one after the other.
+    The dictionary is filled at the end. `tells_places`: also say where each was launched or freed,
+    which takes longer. Capture graphs inside, too. A graph's operations on several streams count
+    as run one after the other.
     """
     device = torch_cuda.device()
     device.find_races(True)
@@ -34,12 +34,12 @@ def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
 
 
 def forget() -> None:
-    """What was found so far, of a start that nobody reads the outputs of."""
+    """Drop the races found so far, from a start whose outputs are not read."""
     torch_cuda.device().find_races(True)
 
 
 def watch_kernels(interpreter: Any, device: Any) -> None:
-    """Have kernels of Triton's interpreter say which bytes they load and store."""
+    """Make kernels in Triton's interpreter report which bytes they load and store."""
     library = interpreter._interpreter
 
     class Watched:
@@ -68,7 +68,7 @@ def watch_kernels(interpreter: Any, device: Any) -> None:
 
 
 def _touch(device: Any, pointers: np.ndarray, mask: np.ndarray, size: int, *, writes: bool) -> None:
-    """In pieces, as the addresses lie."""
+    """Report the touched bytes as contiguous pieces."""
     used = np.unique(pointers[np.broadcast_to(mask.astype(bool), pointers.shape)].astype(np.uint64))
     if not len(used):
         return

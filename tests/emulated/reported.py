@@ -1,4 +1,4 @@
-"""What the device says of itself: an H100's properties, but for name and memory; and its memory."""
+"""Properties the device reports: an H100's, except for name and memory; and its memory use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 NAME = "NVIDIA H100, emulated"
 CAPABILITY = (9, 0)
-"""What vLLM's choices go by."""
+"""Compute capability, which vLLM's choices depend on."""
 
 
 def of_torch_cuda(device: Any) -> dict[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""The device is compiled once for a set of sources; where it cannot be, that is said."""
+"""The device is compiled once for each set of sources; if it cannot be, the reason is given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_machine_without_a_compiler_says_so(
     reason = build.why_not()
     assert reason is not None
     assert "no C++ compiler" in reason
-    build.library().touch()  # compiled before there was none
+    build.library().touch()  # compiled while there was a compiler
     assert build.why_not() is None
 
 

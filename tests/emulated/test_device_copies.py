@@ -1,4 +1,4 @@
-"""Copies: which wait, which are read later, by CUDA's "API synchronization behavior"."""
+"""Copies: which wait and which read late, by CUDA's "API synchronization behavior"."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_pinned_memory_may_be_written_again_behind_an_event() -> None:
 
 
 def test_pageable_memory_is_read_at_once() -> None:
-    """Into a staging buffer: the copy to the device is late all the same, and nobody waits."""
+    """Through a staging buffer: the copy to the device is still late; the host does not wait."""
     host, device = torch.ones(2), torch.zeros(2, device="cuda")
     torch.cuda.synchronize()
     device.copy_(host, non_blocking=True)
@@ -89,7 +89,7 @@ def test_what_is_on_its_way_to_pinned_memory_is_not_there_yet() -> None:
 
 
 def test_a_buffer_of_the_hosts_loses_what_it_held_when_a_copy_to_it_is_launched() -> None:
-    """Whoever reads too early is not to find what was right the last time."""
+    """A read that comes too early must not find the right values of the last copy."""
     device, host = torch.full((2,), 3.0, device="cuda"), pinned(3, 3)
     host.copy_(device, non_blocking=True)
     assert host.tolist() != [3, 3]
@@ -131,7 +131,7 @@ def test_a_copy_on_the_device_waits_for_nobody() -> None:
 
 
 def test_pinned_memory_lives_until_it_was_copied() -> None:
-    """PyTorch's allocator of such memory has an event behind each copy."""
+    """PyTorch's allocator of pinned memory records an event after each copy."""
     device = torch.empty(1000, device="cuda")
     device.copy_(torch.full((1000,), 3.0, pin_memory=True), non_blocking=True)
     taken = [torch.zeros(1000, pin_memory=True) for _ in range(8)]
@@ -140,7 +140,7 @@ def test_pinned_memory_lives_until_it_was_copied() -> None:
 
 
 def test_the_devices_view_of_pinned_memory_is_read_late() -> None:
-    """UVA: no copy, and no time at which it is made."""
+    """UVA makes no copy: the device reads and writes the host's memory."""
     host = torch.zeros(4, dtype=torch.int32, pin_memory=True)
     view = torch.ops._C.get_cuda_view_from_cpu_tensor(host)
     assert view.is_cuda

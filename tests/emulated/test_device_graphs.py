@@ -1,4 +1,4 @@
-"""CUDA graphs: what a capture forbids, what is baked in, and what memory a replay works on."""
+"""CUDA graphs: what a capture forbids, what is baked in, and which memory a replay uses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_replay_is_a_launch() -> None:
     graph, out = captured(lambda: x + 1)
     torch.cuda.synchronize()
     graph.replay()
-    x.fill_(9)  # behind the replay
+    x.fill_(9)  # after the replay
     assert sum(torch_cuda.device().pending().values()) >= 2
     assert out.tolist() == [1, 1, 1]
 
@@ -190,7 +190,7 @@ def test_a_capture_does_not_wait_for_what_is_outside() -> None:
 
 
 def test_a_replay_refuses_memory_that_was_freed() -> None:
-    """A GPU would use what is there by then."""
+    """A real GPU would use whatever that memory holds by then."""
     holder = [torch.ones(3, device="cuda")]
     graph, out = captured(lambda: holder[0] + 1)
     graph.replay()
@@ -229,7 +229,7 @@ def test_memory_is_given_out_again_within_a_capture() -> None:
 
 
 def test_graphs_of_one_pool_overwrite_what_nobody_holds() -> None:
-    """Why vLLM copies what a graph gives before it replays another one."""
+    """This is why vLLM copies a graph's output before it replays another graph."""
     x, pool = torch.ones(1000, device="cuda"), torch.cuda.graph_pool_handle()
     first, out = captured(lambda: x + 1, pool)
     weak = torch.ops._C.weak_ref_tensor(out)

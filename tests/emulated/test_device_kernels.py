@@ -48,7 +48,7 @@ def test_norms_as_vllms_cuda_kernels_compute_them() -> None:
     x, weight = torch.randn(3, 2, 8), torch.randn(8)
     expected = torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
     out = torch.empty(3, 2, 8, device="cuda")
-    # As heads of a projection are handed over: not in one piece.
+    # Not contiguous, like the heads of a projection.
     wide = torch.cat([x, x], -1).to("cuda")[..., :8]
     torch.ops._C.rms_norm(out, wide, weight.to("cuda"), 1e-6)
     assert torch.allclose(out.cpu(), expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Memory: given out again as by PyTorch's caching allocator, and full of rubbish until written."""
+"""Memory: reused as by PyTorch's caching allocator, and full of rubbish until written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 1000
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> None:
-    """What other tests have freed is not given out again."""
+    """Prevent the reuse of memory that other tests have freed."""
     torch.cuda.empty_cache()
 
 
@@ -79,7 +79,7 @@ def read_on_another_stream(*, records: bool) -> float:
         done.record()
     if records:
         x.record_stream(side)
-    del x  # and the main stream goes on
+    del x  # and the main stream continues
     others = [full(7) for _ in range(3)]
     done.synchronize()
     assert len(others) == 3
@@ -145,7 +145,7 @@ def test_there_is_an_end_to_it() -> None:
     x = torch.empty(free // 2, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(free, dtype=torch.uint8, device="cuda")
-    del x  # kept for the next, and given back where that is another size
+    del x  # cached for the next, and released if that has another size
     big = torch.empty(free - (1 << 20), dtype=torch.uint8, device="cuda")
     assert big.numel() < total
     del big

@@ -1,4 +1,4 @@
-"""Missing waits are found whatever the schedule; what is ordered, by whatever means, is not."""
+"""Missing waits are found under any schedule; ordered operations are not reported."""
 
 from __future__ import annotations
 

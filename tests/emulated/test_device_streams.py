@@ -1,4 +1,4 @@
-"""Streams and events: what is ordered behind what, and what is not."""
+"""Streams and events: which operations are ordered after which, and which are not ordered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_stream_that_waits_reads_what_was_launched_before(side: torch.cuda.Str
     torch.cuda.synchronize()
     x.fill_(4)
     side.wait_stream(torch.cuda.current_stream())
-    x.fill_(5)  # behind what is waited for; and by now nobody has waited for it
+    x.fill_(5)  # after the wait, so the side stream does not wait for it
     host, done = copied_on(side, x)
     done.synchronize()
     assert host.tolist() == [4, 4, 4, 4]
@@ -102,7 +102,7 @@ def test_an_event_of_a_stream_is_not_reached_before_its_work() -> None:
     x, event = torch.zeros(2, device="cuda"), torch.cuda.Event()
     event.record()
     assert not event.query()
-    while not event.query():  # whoever asks again and again gets there
+    while not event.query():  # repeated queries get there
         pass
     assert x.tolist() == [0, 0]
 
@@ -121,7 +121,7 @@ def test_times_between_events() -> None:
 
 
 def test_a_wait_of_the_host_does_what_streams_wait_for(side: torch.cuda.Stream) -> None:
-    """Chains of waits, back and forth."""
+    """Chains of waits back and forth between two streams."""
     x, main = torch.zeros(1, device="cuda"), torch.cuda.current_stream()
     for _ in range(5):
         side.wait_stream(main)
@@ -133,7 +133,7 @@ def test_a_wait_of_the_host_does_what_streams_wait_for(side: torch.cuda.Stream) 
 
 
 def overwritten_while_read(side: torch.cuda.Stream) -> float:
-    """What a side stream reads that nobody waits for, before the main stream writes again."""
+    """Return what a side stream reads when the main stream overwrites it without a wait."""
     x = torch.ones(1, device="cuda")
     side.wait_stream(torch.cuda.current_stream())
     host, done = copied_on(side, x)

@@ -1,4 +1,4 @@
-"""Tensors of `cuda:0`: computed late, as on a CPU; and what a GPU refuses is refused."""
+"""Tensors on `cuda:0`: computed late, with a CPU's results; what a GPU refuses is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emulated import torch_cuda
 
 
 def pending() -> int:
-    """Launches that nobody has waited for."""
+    """Return the number of launches that were not waited for yet."""
     return sum(torch_cuda.device().pending().values())
 
 
@@ -90,7 +90,7 @@ def test_operators_compute_as_on_a_cpu_without_a_wait(name: str) -> None:
         lambda x: x.cpu(),
         lambda x: torch.equal(x, x),
         lambda x: torch.repeat_interleave((x > 0).long().flatten()),
-        lambda x: x[torch.tensor([1, 0])],  # indices of the host's are copied there
+        lambda x: x[torch.tensor([1, 0])],  # host indices are copied to the device
     ],
     ids=["item", "bool", "nonzero", "mask", "tolist", "cpu", "equal", "repeats", "host indices"],
 )
@@ -136,7 +136,7 @@ def test_what_a_gpu_refuses_is_refused(mix: Callable[[torch.Tensor], object], wo
 
 def test_a_failing_kernel_is_reported_where_the_host_waits() -> None:
     x = torch.zeros(3, device="cuda")
-    found = x[torch.tensor([7], device="cuda")]  # out of bounds: nobody knows yet
+    found = x[torch.tensor([7], device="cuda")]  # out of bounds, not known yet
     assert found.shape == (1,)
     with pytest.raises(RuntimeError, match="asynchronously reported, of aten::index"):
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The device's own clock: it goes by what has been worked, and not by the host's."""
+"""The device's own clock: it counts the work done, not the host's time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _speed() -> Iterator[None]:
 
 
 def worked() -> float:
-    """Seconds since the clock was asked last, all that is queued included."""
+    """Return the device's seconds for everything that is queued."""
     before = torch_cuda.DeviceTime.perf_counter()
     torch.cuda.synchronize()
     return torch_cuda.DeviceTime.perf_counter() - before

@@ -1,4 +1,4 @@
-"""Memory that sleeps: weights come back to where they were, all else of the engine's is lost."""
+"""Sleeping memory: weights come back at the same addresses; the engine's other memory is lost."""
 
 from __future__ import annotations
 

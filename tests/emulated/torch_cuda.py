@@ -1,6 +1,6 @@
-"""The surface of `torch.cuda`, on the device of `device/`.
+"""The interface of `torch.cuda` on the emulated device of `device/`.
 
-`install()` before anything imports vLLM.
+Call `install()` before anything imports vLLM.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from emulated import build, reported
 
 
 class Schedule(IntEnum):
-    """When work is done that nobody has waited for yet."""
+    """When to do work that was not waited for yet."""
 
     AT_ONCE = 0
     LATEST = 1
-    """Where the host waits for it, and no earlier."""
+    """Only when the host waits for it."""
     SOME_AHEAD = 2
-    """Chosen streams at once, all others as late as may be."""
+    """Chosen streams at once, all others as late as possible."""
     RANDOM = 3
-    """Some of it, now and then; a seed stands for one order."""
+    """Some of it at random times; each seed gives one order."""
 
 
 _device: Any = None
@@ -38,19 +38,19 @@ def is_installed() -> bool:
 
 
 def device() -> Any:
-    """The functions of `device/device.cpp`."""
+    """Return the functions of `device/device.cpp`."""
     assert _device is not None, "the emulated device is not installed in this process"
     return _device
 
 
 def set_schedule(kind: Schedule, ahead: tuple[int, ...] = (), seed: int = 0) -> None:
-    """From now on. `ahead`: numbers of streams."""
+    """Use this schedule from now on. `ahead`: numbers of streams."""
     device().set_schedule(int(kind), ahead, seed)
 
 
 class DeviceTime:
-    """`time`, by what the device has worked: who measures steps, measures no interpreter.
-    `set_speed` says what a launch takes, one that is replayed, and a byte."""
+    """Replaces `time` by the device's work, so that step times leave out the interpreter.
+    `set_speed` sets the time of a launch, of a replayed launch and of a byte."""
 
     @staticmethod
     def perf_counter() -> float:
@@ -58,10 +58,10 @@ class DeviceTime:
 
 
 class Stream(torch.Stream):
-    """As `torch.cuda.Stream`: that is made of what a CPU build has not."""
+    """Replaces `torch.cuda.Stream`, which needs parts that a CPU build lacks."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Stream:
-        if named:  # a stream that is there, by its number
+        if named:  # an existing stream, by its number
             return super().__new__(cls, **named)
         return super().__new__(cls, device=torch.device("cuda:0"), priority=priority)
 
@@ -87,7 +87,7 @@ class _IsEvent(type):
 
 
 class Event(metaclass=_IsEvent):
-    """Makes PyTorch's generic events, which the device's guard serves."""
+    """Creates PyTorch's generic events, which the device's guard handles."""
 
     def __new__(  # type: ignore[misc]
         cls,
@@ -121,7 +121,7 @@ def _new_pool() -> tuple[int, int]:
 
 
 class CUDAGraph:
-    """As `torch.cuda.CUDAGraph`."""
+    """Replaces `torch.cuda.CUDAGraph`."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._number: int | None = None
@@ -157,7 +157,7 @@ class CUDAGraph:
         return self._pool
 
     def names(self) -> list[str]:
-        """What was captured, in order. PyTorch's has no such thing."""
+        """Return the names of what was captured, in order. PyTorch's class has no such method."""
         return device().names_of(self._number)
 
     def register_generator_state(self, generator: Any) -> None: ...
@@ -166,20 +166,20 @@ class CUDAGraph:
     def instantiate(self) -> None: ...
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # Python may be on its way out
+        with contextlib.suppress(Exception):  # Python may be shutting down
             self.reset()
 
 
 def _nothing() -> Callable[..., None]:
-    """A function of its own for each name: Dynamo has a rule for each function."""
+    """Return a new function for each name: Dynamo has a rule for each function."""
     return lambda *args, **named: None
 
 
 def install(
     schedule: Schedule = Schedule.LATEST, *, poison: bool = True, total: int = 4 << 30
 ) -> None:
-    """Have PyTorch find a device `cuda:0` in this process, with so many bytes of memory."""
-    import torch._dynamo  # it looks at torch.cuda's functions one by one, and knows PyTorch's own
+    """Give PyTorch a device `cuda:0` in this process, with `total` bytes of memory."""
+    import torch._dynamo  # it inspects torch.cuda's functions, and knows PyTorch's own
 
     global _device
     _device = build.load()
@@ -257,17 +257,17 @@ def _of_cuda() -> dict[str, Any]:
         "manual_seed": _nothing(),
         "manual_seed_all": _nothing(),
         "current_blas_handle": lambda: 0,
-        "_sleep": _nothing(),  # all is late already
+        "_sleep": _nothing(),  # everything is late already
         "default_generators": (torch.Generator(),),
     }
 
 
 _libraries: list[Any] = []
-"""What an operator's rule lives in: gone with it."""
+"""Libraries that hold the operators' rules; a rule is gone once its library is."""
 
 
 def _define_operators() -> None:
-    """Those of which PyTorch has no kernel for CPUs, or one that asks the device for a size."""
+    """Define operators without a CPU kernel in PyTorch, or with one that asks the device a size."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("repeat_interleave.Tensor", _repeat_interleave, "CUDA")
     library.impl("_conv_depthwise2d", _conv_depthwise2d, "CUDA")
@@ -275,9 +275,9 @@ def _define_operators() -> None:
 
 
 def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    if output_size is None:  # known to the device alone: the host waits
+    if output_size is None:  # only the device knows it: the host waits
         return torch.repeat_interleave(repeats.cpu()).to(repeats.device)
-    # As on a GPU, nobody checks that it is the sum.
+    # As on a GPU, it is not checked against the sum.
     places = torch.arange(output_size, device=repeats.device)
     found = torch.searchsorted(repeats.cumsum(0), places, right=True)
     return found.clamp(max=max(len(repeats) - 1, 0)).to(repeats.dtype)
@@ -292,7 +292,7 @@ def _conv_depthwise2d(
     padding: list[int],
     dilation: list[int],
 ) -> torch.Tensor:
-    """A filter for each channel: x [N, C, H, W], weight [C, 1, *kernel_size]."""
+    """Apply one filter to each channel: x [N, C, H, W], weight [C, 1, *kernel_size]."""
     assert weight.shape[0] == x.shape[1]
     assert list(dilation) == [1, 1]
     x = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
@@ -302,7 +302,7 @@ def _conv_depthwise2d(
 
 
 def _drain() -> None:
-    """What is queued holds functions of Python's, which is about to end."""
+    """Finish what is queued before Python ends: it holds Python functions."""
     while any(device().pending().values()):
         try:
             device().synchronize()

@@ -1,4 +1,4 @@
-"""Operators of vLLM's CUDA build that its CPU build has not, or has with fewer inputs."""
+"""Operators of vLLM's CUDA build that its CPU build lacks, or has with fewer inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _libraries: list[Any] = []
 
 
 def define() -> None:
-    """Behind the import of vLLM's CPU kernels, which define the operators' names."""
+    """Define the operators. Import vLLM's CPU kernels first: they define the operators' names."""
     views = torch.library.Library("_C", "FRAGMENT")
     views.define("get_cuda_view_from_cpu_tensor(Tensor cpu_tensor) -> Tensor")
     views.define("weak_ref_tensor(Tensor input) -> Tensor")
@@ -23,14 +23,14 @@ def define() -> None:
     norms.impl("rms_norm", _rms_norm, "CUDA")
     norms.impl("fused_add_rms_norm", _fused_add_rms_norm, "CUDA")
     _libraries.extend((views, norms))
-    # The CPU build has a name for this one that takes nothing.
+    # The CPU build has this name, but it accepts no input.
     from vllm import _custom_ops
 
     _custom_ops.scaled_fp8_quant = _scaled_fp8_quant
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """With strides of any kind, and a weight for each of the outermost groups."""
+    """Return the normed `x`, of any strides; a 2-D weight has a row for each outermost group."""
     wide = x.float()
     found = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is None:
@@ -59,7 +59,7 @@ def _scaled_fp8_quant(
     group_shape: tuple[int, int] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One scale for all, known beforehand: queries of a cache in 8 bits."""
+    """Quantise by one given scale, as for the queries of an 8-bit cache."""
     if scale is None or scale.numel() != 1 or any(others.values()):
         raise NotImplementedError("the emulated device quantises by one given scale alone")
     kind = torch.float8_e4m3fn

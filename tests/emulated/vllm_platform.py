@@ -1,4 +1,4 @@
-"""A GPU that is not there, as far as vLLM asks its driver about one."""
+"""A pretended GPU, for all that vLLM asks its driver about one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ QUANTISED = (
 
 
 class NoPasses:
-    """Inductor's passes of vLLM, which name compiled kernels."""
+    """Replaces vLLM's Inductor passes, which name compiled kernels."""
 
     def configure(self, config: object) -> None: ...
 
 
 def stand_in(name: str, contents: tuple[str, ...] = ()) -> None:
-    """An empty module of this name, with empty classes, for whoever only imports it."""
+    """Add an empty module of this name, with empty classes, for code that only imports it."""
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None)
     module.__path__ = []
@@ -37,9 +37,9 @@ def stand_in(name: str, contents: tuple[str, ...] = ()) -> None:
 
 
 def pretend_cuda() -> type[Any]:
-    """From here on vLLM's platform is CUDA. Call before anything imports vLLM.
+    """Make CUDA vLLM's platform. Call before anything imports vLLM.
 
-    Returns the platform, whose `capability` is yet to be set: nothing that is imported before may
+    Returns the platform. Its `capability` is not set yet: nothing that is imported before then may
     ask for it, so that a process can be forked for each capability.
     """
     for name in COMPILED:
@@ -87,7 +87,7 @@ def pretend_cuda() -> type[Any]:
     from vllm import _custom_ops
     from vllm.vllm_flash_attn import flash_attn_interface
 
-    for name in QUANTISED:  # asked while they are imported; weights here are not quantised
+    for name in QUANTISED:  # called during imports; weights here are not quantised
         setattr(_custom_ops, name, lambda *args: False)
     flash_attn_interface.FA4_AVAILABLE = True  # a folder of vLLM's CUDA wheels
     return PretendedCuda

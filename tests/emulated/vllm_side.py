@@ -1,6 +1,7 @@
 """vLLM on the emulated device: its own GPU worker, Model Runner V2 and graphs.
 
-`use()` before anything imports vLLM. All that is replaced in vLLM is replaced here, each with why.
+Call `use()` before anything imports vLLM. Everything that is replaced in vLLM is replaced here,
+with the reason.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from emulated.vllm_platform import pretend_cuda
 
 
 def use(*, has_fast_attention: bool = True) -> None:
-    """For the rest of this process; once more is no harm."""
+    """Set up vLLM for the rest of this process. Further calls do nothing."""
     if torch_cuda.is_installed():
         return
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)  # the choice is vLLM's
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Inductor would write kernels for a GPU
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # FlashInfer is not there
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # FlashInfer is not available
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     torch_cuda.install()
     interpreter.pretend_a_device()
@@ -46,8 +47,8 @@ def another_gpu(major: int, minor: int) -> Iterator[None]:
 
 @contextmanager
 def with_dynamo() -> Iterator[None]:
-    """Models that are built inside are traced, for vLLM's piecewise graphs; to be compiled by the
-    backend "eager", for Inductor would write kernels for a GPU."""
+    """Trace models that are built inside, for vLLM's piecewise graphs. The backend "eager" compiles
+    them: Inductor would write kernels for a GPU."""
     import torch
 
     os.environ["TORCHDYNAMO_DISABLE"] = "0"
@@ -61,7 +62,7 @@ def with_dynamo() -> Iterator[None]:
 def _set_platform() -> None:
     platform = pretend_cuda()
     platform.capability = reported.CAPABILITY
-    platform.dist_backend = "gloo"  # NCCL is not there
+    platform.dist_backend = "gloo"  # NCCL is not available
 
     def import_kernels() -> None:
         from vllm.platforms.cpu import CpuPlatform
@@ -83,7 +84,7 @@ def _replace(has_fast_attention: bool) -> None:
     from emulated.vllm_sleep import SleepingMemory
 
     cumem.cumem_available, cumem.CuMemAllocator = True, SleepingMemory
-    # Warms up kernels that are not there; it needs torchvision.
+    # It warms up kernels that do not exist here, and needs torchvision.
     gpu_worker.kernel_warmup = lambda worker: None
     # Triton's interpreter cannot run this kernel. Its other arguments are for speed.
     sort = topk_topp_sampler.apply_top_k_top_p_pytorch

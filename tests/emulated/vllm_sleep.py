@@ -1,4 +1,4 @@
-"""vLLM's memory that sleeps (`--enable-sleep-mode`): what it gives back is rubbish afterwards."""
+"""vLLM's sleeping memory (`--enable-sleep-mode`): what it gives back holds rubbish afterwards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from emulated import torch_cuda
 
 RUBBISH = b"\xfd\xff"
-"""As in memory that was freed: NaN, and no index."""
+"""Content as in freed memory: NaN, and not a valid index."""
 
 
 class SleepingMemory:
-    """As vLLM's `CuMemAllocator`, but that addresses stay taken: the host's memory is not short."""
+    """Replaces vLLM's `CuMemAllocator`, but keeps the addresses: host memory is not scarce."""
 
     instance: SleepingMemory | None = None
 
@@ -39,7 +39,7 @@ class SleepingMemory:
             torch_cuda.device().set_tag(before)
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Give back what was allocated under "weights" and "kv_cache"; keep a copy of these."""
+        """Give back memory tagged "weights" and "kv_cache"; keep a copy of `offload_tags`."""
         kept = (offload_tags,) if isinstance(offload_tags, str) else tuple(offload_tags or ())
         device = torch_cuda.device()
         device.synchronize()

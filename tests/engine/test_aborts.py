@@ -1,4 +1,4 @@
-"""Requests that leave in the middle: those that stay, and those that come after, see nothing."""
+"""Requests that are aborted midway do not affect those that stay or those that come later."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PARAMS = greedy(16 if USES_V2 else 32, ignore_eos=True)
 
 
 def steps(llm: LLM, number: int) -> Callable[[], bool]:
-    """True after so many steps of the engine."""
+    """Return a function that is true after `number` steps of the engine."""
     left = iter(range(number, 0, -1))
     return lambda: next(left) == 1
 
 
 def has_drafts_for(llm: LLM, name: str) -> Callable[[], bool]:
-    """True once the scheduler holds drafts of this request, which the next step would verify."""
+    """Return a function that is true once the scheduler holds drafts of this request to verify."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     return lambda: any(
         request.spec_token_ids for key, request in scheduler.requests.items() if key[:2] == name
@@ -44,7 +44,7 @@ STAGES: dict[str, tuple[int, str, Callable[[LLM], Callable[[], bool]]]] = {
     "decoding": (0, PROMPTS[3], lambda llm: steps(llm, 8)),
     "with drafts to be verified": (0, PROMPTS[3], lambda llm: has_drafts_for(llm, "x-")),
 }
-"""Its place in the queue, of which two are served; its prompt; when it leaves."""
+"""The victim's place in the queue, of which two are served; its prompt; when it leaves."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def expected() -> list[list[int]]:
 
 
 def serve(llm: LLM, place: int, victim: str, leaves: Callable[[], bool]) -> dict[str, list[int]]:
-    """Two requests and a victim, which leaves in time; then two more in its place."""
+    """Serve two requests and a victim, which is aborted; then two more in its place."""
     core = llm.llm_engine
     inner = core.engine_core.engine_core
     tokens: dict[str, list[int]] = {}
@@ -68,7 +68,7 @@ def serve(llm: LLM, place: int, victim: str, leaves: Callable[[], bool]) -> dict
             if output.finished:
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
         if is_there and leaves():
-            # Scheduled asynchronously, a step runs meanwhile.
+            # With asynchronous scheduling, a step is running now.
             assert bool(inner.batch_queue) == inner.async_scheduling
             core.abort_request(["x"])
             is_there = False
@@ -84,7 +84,7 @@ def serve(llm: LLM, place: int, victim: str, leaves: Callable[[], bool]) -> dict
 def test_hazard_6_a_request_is_aborted_at_every_stage(
     expected: list[list[int]], scheduling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row and its blocks are used again at once. At a fixed length: test_hazards.py."""
+    """Its row and its blocks are reused at once. test_hazards.py has this at a fixed length."""
     fix_costs(monkeypatch)
     with engine(
         scheduling,

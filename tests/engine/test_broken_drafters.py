@@ -1,4 +1,4 @@
-"""Drafters whose drafts are worth nothing: the output is plain decoding's, and a warning comes."""
+"""Drafters with worthless drafts: the output is plain decoding's, and a warning is logged."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def plain() -> list[list[int]]:
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What our logger warns of. (vLLM drops other people's handlers when an engine starts.)"""
+    """Warnings of our logger. (vLLM drops foreign handlers when an engine starts.)"""
     messages: list[str] = []
     monkeypatch.setattr(logger(), "warning", lambda text, *values: messages.append(text % values))
     return messages
@@ -41,7 +41,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_broken_drafter_warns_and_harms_nobody(
     plain: list[list[int]], warnings: list[str]
 ) -> None:
-    """Half of its logits are NaN; the output stays plain decoding's, and each is counted once."""
+    """Half of the logits are NaN; the output stays plain decoding's, and each is counted once."""
     rows, kept = list[int](), list[int]()
     with engine(speculative_config=dict(FIXED), max_num_seqs=4) as llm:
         model = proposer_of(llm).model
@@ -69,12 +69,12 @@ def test_a_broken_drafter_warns_and_harms_nobody(
             if warnings:
                 break
         (stats,) = llm.collective_rpc("dflash_stats")
-    if USES_V2:  # whose last block of a request nobody hears of
+    if USES_V2:  # the last block of a request is not reported
         broken_rows = sum(count // 2 for count in rows)
         assert broken_rows / 2 < stats["nan_drafts"] <= broken_rows
-    else:  # with those behind them
+    else:  # with the drafts after them
         assert stats["nan_drafts"] == sum(rows) - sum(kept)
-    assert stats["accepted_tokens"] > 0  # of the drafts before a broken one
+    assert stats["accepted_tokens"] > 0  # drafts before a broken one
     assert sum("not finite" in warning for warning in warnings) == 1
     assert f"--target {TARGET}" in warnings[-1]
 

@@ -1,7 +1,7 @@
-"""Settings that are combined: every two values of two settings meet in some engine.
+"""Combined settings: every two values of two settings meet in some engine.
 
-Each engine gets requests of all kinds at once, twice. Which combinations there are is worked out
-(`support/combined_settings.py`); the name of a test that fails says what is not as usual in it.
+Each engine gets requests of all kinds at once, twice. `support/combined_settings.py` works out the
+combinations. The name of a failing test says which of its settings are unusual.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from vllm_dflash.planning.estimates import Estimates
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.slow]  # half a minute each
 ROUNDS = 1 if USES_V2 else 2
-"""In the second, prefixes are cached, others were answered, and something was learned."""
+"""In the second round, prefixes are cached, requests were answered and costs were learned."""
 
 
 @pytest.fixture(scope="module")
 def plain() -> Callable[[str], Answers]:
-    """What plain decoding answers to all who are not drawn, by the type of its cache."""
+    """Plain decoding's answers to all requests that are not drawn, by the type of its cache."""
     known: dict[str, Answers] = {}
 
     def answers(dtype: str) -> Answers:
@@ -66,10 +66,10 @@ def plain() -> Callable[[str], Answers]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """For drafters and estimates; engines plan alike every time, and write what they learn."""
+    """Folder of drafters and estimates. Engines plan alike each time and write what they learn."""
     fix_costs(monkeypatch)
     monkeypatch.setattr(estimates_file, "LEAST_STEPS", 5)
-    # On CPUs with AMX, the kernel that vLLM takes for quantised layers has no float32.
+    # On CPUs with AMX, the kernel that vLLM picks for quantised layers does not support float32.
     monkeypatch.setattr(scaled_mm, "check_cpu_sgl_kernel", lambda *_: False)
     return tmp_path
 
@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_two_settings(
     combination: dict[str, str], plain: Callable[[str], Answers], folder: Path
 ) -> None:
-    """Plain decoding's text, and an engine in order behind it."""
+    """The text is plain decoding's, and the engine is in order afterwards."""
     expected = plain(combination["cache dtype"])
     settings = engine_settings(combination)
     limit: int = settings["max_model_len"]
@@ -117,17 +117,17 @@ def test_every_two_settings(
 
 
 class Expected(NamedTuple):
-    """What is expected of one sequence."""
+    """Expected result of one sequence."""
 
     tokens: list[int]
     text: str | None
-    """None: it was cut."""
+    """None if it was cut."""
     ended: str | None
     logprobs: list[dict[int, float]] | None
 
 
 def cut_to(answer: RequestOutput, room: int) -> list[Expected]:
-    """What it would have been with room for so many tokens."""
+    """Return what the answer would be with room for `room` tokens."""
     expected = []
     for one in answer.outputs:
         tokens, values = list(one.token_ids), logprobs_of(one)
@@ -147,7 +147,7 @@ def logprobs_of(one: CompletionOutput) -> list[dict[int, float]] | None:
 def check_answer(
     answer: RequestOutput, expected: list[Expected], where: str, *, has_same_logprobs: bool
 ) -> None:
-    """Plain decoding's."""
+    """Check that an answer is plain decoding's."""
     for ours, plains in zip(answer.outputs, expected, strict=True):
         assert list(ours.token_ids) == plains.tokens, where
         assert plains.text in (None, ours.text), where
@@ -162,7 +162,7 @@ def check_answer(
 
 
 def check_drawn(asked: Asked, answer: RequestOutput, where: str) -> None:
-    """As long as it may be, and of tokens that may be drawn."""
+    """Check that a drawn answer has an allowed length and tokens that may be drawn."""
     for one in answer.outputs:
         assert one.logprobs is not None
         assert len(one.logprobs) == len(one.token_ids), where
@@ -177,10 +177,10 @@ def check_drawn(asked: Asked, answer: RequestOutput, where: str) -> None:
 
 
 def check_metrics(asked: Asked, answer: RequestOutput, where: str) -> None:
-    """What vLLM counts of a request's own drafts."""
+    """Check vLLM's counts of a request's own drafts."""
     for one in answer.outputs:
         found = one.spec_decode_metrics
-        if isinstance(one.stop_reason, str):  # who stops there is the front end, which knows none
+        if isinstance(one.stop_reason, str):  # stopped by the front end, which knows none
             continue
         assert found is not None, where
         assert len(found.histogram) == found.num_spec_tokens + 1, where
@@ -188,12 +188,12 @@ def check_metrics(asked: Asked, answer: RequestOutput, where: str) -> None:
         assert len(accepted) == len(drafted) == sum(found.histogram), where
         assert all(a <= d <= found.num_spec_tokens for a, d in zip(accepted, drafted, strict=True))
         assert sum(drafted) == found.num_draft_tokens, where
-        # What was accepted behind a stop is not in its text.
+        # Tokens accepted after a stop are not in its text.
         assert sum(accepted) < len(one.token_ids) + MOST_FREE_DRAFTS, where
 
 
 def check_shared(llm: LLM, asked: list[Asked], answers: Answers) -> None:
-    """Nothing of a prompt is among what others' drafts are looked up in."""
+    """Check that no prompt is in the texts that other requests' drafts are looked up in."""
     texts = None if USES_V2 else proposer_of(llm).host.texts
     if texts is None:
         return
@@ -212,7 +212,7 @@ def check_shared(llm: LLM, asked: list[Asked], answers: Answers) -> None:
 
 
 def check_counters(llm: LLM, combination: dict[str, str]) -> None:
-    """No part is more than the whole."""
+    """Check that no part is more than the whole."""
     (stats,) = llm.collective_rpc("dflash_stats")
     where = {name: value for name, value in stats.items() if isinstance(value, int)}
     assert stats["draft_tokens"] >= stats["accepted_tokens"] > 0, where
@@ -236,14 +236,14 @@ def check_counters(llm: LLM, combination: dict[str, str]) -> None:
 
 
 def check_order(llm: LLM) -> None:
-    """Nobody is left, and nothing of them."""
+    """Check that no request is left, and none of its blocks."""
     assert not scheduler_of(llm).requests
     pool = scheduler_of(llm).kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
 
 
 def check_estimates(folder: Path, combination: dict[str, str]) -> None:
-    """Where something was learned, the next engine can read it."""
+    """Check that the next engine can read what was learned."""
     files = [*folder.iterdir()]
     assert len(files) == (combination["draft_length"] == "adaptive")
     for file in files:

@@ -1,4 +1,4 @@
-"""The commands as users run them: from arguments to JSON, in a pipe, and to a Ctrl-C."""
+"""The commands as users run them: from arguments to JSON, in a pipe, and with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERIFIED = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
 
 
 def test_inspect_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    """The JSON of `--help`'s example, and nothing around it: vLLM logs while it is imported."""
+    """`--help`'s example prints JSON and nothing else, although vLLM logs while it is imported."""
     words = examples_of("inspect", capsys)[1]
     assert "--json" in words
     done = subprocess.run(
@@ -49,7 +49,7 @@ ENGINE_FLAGS = ["--", "--enforce-eager", "--max-model-len", "512", "--port", "81
 
 
 def test_verify_in_bfloat16(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also that flags of `vllm serve` are taken, those of its server included."""
+    """Flags of `vllm serve` are accepted as well, including those of its server."""
     file = tmp_path / "prompts"
     file.write_text(
         "\n".join(json.dumps({"prompt": one}) for one in default_prompts(str(TARGET))[:8])
@@ -84,7 +84,7 @@ def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C while the engine's processes start, which vLLM by itself does not survive."""
+    """Ctrl-C while the engine's processes start; vLLM by itself does not survive this."""
     with subprocess.Popen(
         [sys.executable, "-m", "vllm_dflash.tools.cli", "parity", *PAIR],
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},

@@ -1,4 +1,4 @@
-"""Compiled, as vLLM runs by default: the same tokens, and compiled once."""
+"""Compiled engines, which are vLLM's default: the same tokens, and compiled only once."""
 
 import sys
 
@@ -21,7 +21,7 @@ from support.planner_world import steady_costs, step_of
 
 
 def planning_functions() -> dict[str, Dispatcher]:
-    """All of the planner's that are compiled, by name."""
+    """Return the planner's compiled functions, by name."""
     return {
         f"{module.__name__}.{name}": function
         for module in list(sys.modules.values())
@@ -32,7 +32,7 @@ def planning_functions() -> dict[str, Dispatcher]:
 
 
 def test_hazard_10_planning_compiles_nothing_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is planned; compiling takes seconds, in which nobody gets a token."""
+    """Whatever is planned: compiling takes seconds in which no request gets a token."""
     fix_costs(monkeypatch)
     functions = planning_functions()
     for function in functions.values():  # as in a new process
@@ -40,7 +40,7 @@ def test_hazard_10_planning_compiles_nothing_after_warm_up(monkeypatch: pytest.M
         function.overloads.clear()
     with engine(speculative_config=DFLASH, max_num_seqs=16, max_num_batched_tokens=64) as llm:
         nothing = np.zeros(1, dtype=np.int64)
-        steady_costs(1).observe(step_of(["any"], nothing, nothing))  # as no engine's costs do
+        steady_costs(1).observe(step_of(["any"], nothing, nothing))  # only these costs call this
         known = {name: function.signatures for name, function in functions.items()}
         for batch in (1, 3, 16, 20):
             repeating = [prompt * 3 for prompt in held_out_prompts(batch)]
@@ -57,7 +57,7 @@ def test_hazard_10_planning_compiles_nothing_after_warm_up(monkeypatch: pytest.M
 def test_hazard_10_no_recompilation_after_warm_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the batch, the draft length or the phase."""
+    """Whatever the batch size, the draft length or the phase."""
     fix_costs(monkeypatch)
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
     compilations: list[object] = []

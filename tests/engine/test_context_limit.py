@@ -1,4 +1,4 @@
-"""Requests that end just before, at and beyond a context limit, the target's or the drafter's."""
+"""Requests that end just before, at and beyond the target's or the drafter's context limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompts(llm: LLM) -> list[dict[str, list[int]]]:
 
 
 def generate(llm: LLM, max_tokens: list[int]) -> list[tuple[list[int], str | None]]:
-    """All at once, then some alone."""
+    """Generate for all prompts at once, then for some alone."""
     asked = prompts(llm)
     params = [greedy(count, ignore_eos=True) for count in max_tokens]
     outputs = llm.generate(asked, params, use_tqdm=False)
@@ -65,8 +65,8 @@ def test_requests_that_end_at_the_limit(
     kind: str,
     scheduling: str,
 ) -> None:
-    """A limit of 96 against the target's 128: the user's, or that of the drafter, whose positions
-    go on."""
+    """A limit of 96 against the target's 128, set by the user or by the drafter. Positions go on
+    past it."""
     drafter = tmp_path / "drafter"
     shutil.copytree(DRAFTER, drafter)
     config = json.loads((drafter / "config.json").read_text())
@@ -89,9 +89,9 @@ def test_requests_that_end_at_the_limit(
         (stats,) = llm.collective_rpc("dflash_stats")
     assert found == expected
     assert stats["nan_drafts"] == 0
-    # Requests in order of their ids: of a batch, those far from both limits were drafted.
+    # Requests in order of their ids. In a batch, those far from both limits were drafted.
     by_number = {int(name.split("-")[0]): lengths for name, lengths in verified.items()}
     last_batch = 2 * (len(LENGTHS) + len(ALONE))
     drafted = [LENGTHS[i] for i in range(len(LENGTHS)) if last_batch + i in by_number]
-    # A draft must leave room for itself, the bonus token before and the token behind it.
+    # A draft must leave room for itself, the bonus token before it and the token after it.
     assert drafted == [length for length in LENGTHS if length <= limit - 3]

@@ -1,8 +1,8 @@
-"""Whatever a request asks for, whatever a step is: plain decoding's answer, in random mixtures.
+"""Random mixtures of requests get plain decoding's answers, whatever they ask for.
 
-Each request of a mixture is compared with plain decoding of that request alone. Its answer may not
-depend on what its neighbours ask for, on who has drafts in a step and how many, on a prompt or a
-preemption beside it. `reliability.md` says what was found.
+Each request of a mixture is compared with plain decoding of that request alone. Its answer must
+not depend on what its neighbours ask for, on which requests have drafts in a step and how many, or
+on a prompt or a preemption beside it. `reliability.md` says what was found.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def answer_alone(llm: LLM, one: Crossed) -> Answer:
 
 
 def never_paying() -> StepCosts:
-    """Each row costs as much as the step without it, so nothing is drafted but probes."""
+    """Return costs at which a row costs as much as the step without it: only probes are drafted."""
     return StepCosts.of(
         curve({1: 1.0, 1000: 1000.0}),
         curve({1: 500.0, 1000: 1000.0}),
@@ -76,7 +76,7 @@ def never_paying() -> StepCosts:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def llm(request: pytest.FixtureRequest, expected: list[Expected]) -> Iterator[LLM]:
-    """Started after plain's has ended."""
+    """An engine that starts after the plain one has ended."""
     kind = request.param
     scheduling = kind.partition(",")[0] if USES_V2 else ""
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +105,7 @@ def test_answers_are_plain_decodings(llm: LLM, expected: list[Expected]) -> None
 
 
 def difference(ours: Answer, plains: Answer) -> str | None:
-    """What differs, in words; None: nothing."""
+    """Return what differs, in words; None if nothing does."""
     if ours.is_refused != plains.is_refused:
         return "refused" if ours.is_refused else "not refused"
     if ours.sequences.keys() != plains.sequences.keys():

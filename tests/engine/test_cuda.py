@@ -1,6 +1,6 @@
-"""What only a GPU shows: captured graphs, asynchronous scheduling, CUDA's attention backends.
+"""Tests that need a GPU: captured graphs, asynchronous scheduling, CUDA's attention backends.
 
-pytest tests/engine/test_cuda.py, with the `cuda` extra installed.
+Run `pytest tests/engine/test_cuda.py` with the `cuda` extra installed.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _no_costs_of_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what an emulated GPU takes, the planner would rightly draft nothing."""
+    """Fix the costs: with an emulated GPU's own, the planner would rightly draft nothing."""
     if IS_EMULATED:
         fix_costs(monkeypatch)
 
@@ -67,7 +67,7 @@ def plain_repeating() -> list[list[int]]:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """One for each graph that is replayed from here on."""
+    """Graphs that are replayed from here on, one entry for each replay."""
     found: list[object] = []
     replay = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(
@@ -78,12 +78,12 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.fixture(scope="module")
 def captured() -> dict[str, dict[str, set[object]]]:
-    """Graphs of the engines that were started so far, by their options."""
+    """Graphs of the engines started so far, by their options."""
     return {}
 
 
 def graphs_of(llm: LLM) -> dict[str, set[object]]:
-    """What was captured: batches of the target, and of the drafter."""
+    """Return the captured batches of the target and of the drafter."""
     managers = {
         "target": runner_of(llm).cudagraph_manager,
         "drafter": proposer_of(llm).query_cudagraph_manager,
@@ -100,16 +100,16 @@ def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
     name: str,
     is_async: bool,
 ) -> None:
-    """With graphs, replayed at every batch size: whatever the lengths, no capture, no buffer that
-    moves, and the second time no memory that is taken from the device. However steps are scheduled,
-    the graphs are the same."""
+    """Graphs are replayed at every batch size. Whatever the lengths, nothing is captured, no buffer
+    moves, and the second round takes no memory from the device. Both ways of scheduling have the
+    same graphs."""
     with engine(speculative_config=dict(OPTIONS[name]), async_scheduling=is_async, **GRAPHS) as llm:
         allocations = []
         for _ in range(2):
             for batch in BATCHES:
                 replays.clear()
                 assert token_ids(llm, PROMPTS[:batch], greedy(NEW_TOKENS)) == plain[:batch]
-                # Most steps only decode: no step of 8 tokens a request writes more than 8 of them.
+                # Most steps only decode: a step of 8 tokens a request writes at most 8 of them.
                 assert len(replays) >= NEW_TOKENS // 8
             allocations.append(torch.cuda.memory_stats()["num_device_alloc"])
         (stats,) = llm.collective_rpc("dflash_stats")
@@ -131,7 +131,7 @@ def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
 def test_texts_that_repeat_give_free_drafts(
     plain_repeating: list[list[int]], name: str, is_async: bool
 ) -> None:
-    """In graphs, looked up by compiled kernels; nobody has to ask for it."""
+    """Compiled kernels look them up, in graphs; no setting has to ask for it."""
     params = greedy(NEW_TOKENS)
     with engine(speculative_config=dict(OPTIONS[name]), async_scheduling=is_async, **GRAPHS) as llm:
         for batch in (1, 8):

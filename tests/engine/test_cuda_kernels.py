@@ -1,5 +1,5 @@
-"""Our Triton kernels on a GPU, compiled, beside their oracles. What they compute is tested in
-tests/unit on a CPU; here, that a GPU's compiler and its shared memory agree."""
+"""Our Triton kernels, compiled for a GPU, beside their oracles. tests/unit tests on a CPU what they
+compute; these tests check that a GPU's compiler and its shared memory agree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Host and device drift apart under load: who copies between them must not read too early.
+"""Host and device drift apart under load: copies between them must not be read too early.
 
-On a CPU a copy is done when it is asked for, so nothing of this shows there.
+On a CPU a copy is done when it is asked for, so such errors do not show there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ pytestmark = ON_CUDA
 CYCLES = 4_000_000
 """Ticks of the GPU's clock: two milliseconds, several times a step of the demo pair."""
 NUMBERS = 16 * 2**20
-"""Numbers of a copy that keeps the engines for copies busy: 64 MiB, milliseconds."""
+"""Numbers in a copy that keeps the copy engines busy: 64 MiB, milliseconds."""
 
 
 @pytest.fixture(autouse=True)
 def _no_costs_of_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what an emulated GPU takes, the planner would rightly draft nothing."""
+    """Fix the costs: with an emulated GPU's own, the planner would rightly draft nothing."""
     if IS_EMULATED:
         fix_costs(monkeypatch)
 
@@ -37,12 +37,12 @@ def plain() -> list[list[int]]:
 
 
 def late_device() -> Callable[[], None]:
-    """What is launched next begins milliseconds later, long after the host has gone on."""
+    """Delay the next launch by milliseconds, until long after the host has gone on."""
     return lambda: torch.cuda._sleep(CYCLES)
 
 
 def busy_copies() -> Callable[[], None]:
-    """Copies of ours wait for others, in both directions."""
+    """Make our copies wait for others, in both directions."""
     stream = torch.cuda.Stream()
     host = [torch.zeros(NUMBERS, pin_memory=True) for _ in range(2)]
     device = torch.zeros(NUMBERS, device="cuda")
@@ -58,7 +58,7 @@ def busy_copies() -> Callable[[], None]:
 def before_each(
     monkeypatch: pytest.MonkeyPatch, llm: LLM, names: tuple[str, ...], act: Callable[[], None]
 ) -> None:
-    """Delay these methods of the model runner."""
+    """Call `act` before these methods of the model runner."""
     runner = runner_of(llm)
 
     def late(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -89,9 +89,9 @@ def test_a_device_that_lags_behind_changes_nothing(
     names: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither texts nor what is counted: as many drafts are accepted as without the lag.
+    """Texts and counts stay the same: as many drafts are accepted as without the lag.
 
-    What a last step drafts in vain is counted with the next steps: so the first time is left out.
+    Unused drafts of a last step are counted with the next steps, so the first round is left out.
     """
     settings: dict[str, Any] = {**GRAPHS, "enforce_eager": True, "enable_prefix_caching": False}
     with engine(speculative_config=dict(FIXED), async_scheduling=True, **settings) as llm:
@@ -109,7 +109,7 @@ def test_a_device_that_lags_behind_changes_nothing(
 def test_planned_lengths_on_a_device_that_lags_behind(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In graphs, which read buffers that the host writes for the next step meanwhile."""
+    """Graphs read buffers that the host meanwhile writes for the next step."""
     with engine(speculative_config=dict(DFLASH), async_scheduling=True, **GRAPHS) as llm:
         before_each(monkeypatch, llm, ("execute_model", "sample_tokens"), late_device())
         tokens, stats = outcomes(llm)

@@ -57,14 +57,14 @@ CHAINED: list[dict[str, Any]] = [
 
 
 def mixed() -> tuple[list[str], list[SamplingParams]]:
-    """Requests that may have trees beside those that may not, and drawn ones."""
+    """Return requests that may have trees, requests that may not, and drawn ones."""
     params = [greedy(12), *(greedy(12, **one) for one in CHAINED), *SAMPLED]
     return [TEXTS[number % 3] for number in range(len(params))], params
 
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, list[list[int]]]:
-    """What plain vLLM writes, with attention that is not interpreted."""
+    """Texts that plain vLLM writes, with attention that is not interpreted."""
     with engine(**SETTINGS) as llm:
         return {
             "greedy": token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True)),
@@ -86,8 +86,8 @@ def llm(request: pytest.FixtureRequest, plain: Any) -> Iterator[LLM]:
 def test_what_is_written_and_accepted_is_the_references(
     llm: LLM, plain: dict[str, list[list[int]]]
 ) -> None:
-    """Text token for token plain decoding's, and steps by step what a reference's tree accepts,
-    from what an engine knows that has learned nothing."""
+    """The text is plain decoding's token for token, and each step accepts what a reference's tree
+    accepts, in an engine that has learned nothing."""
     proposer_of(llm).step.slots.everybody.zero_()
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
@@ -106,19 +106,19 @@ def test_what_is_written_and_accepted_is_the_references(
         chains = generate(target, drafter, prompt, NEW_TOKENS, whole_blocks=True)
         num_steps.append((len(expected), len(chains.acceptance_lengths)))
     of_trees, of_chains = map(sum, zip(*num_steps, strict=True))
-    assert of_trees < of_chains  # nodes that are not of the likeliest chain are accepted
+    assert of_trees < of_chains  # nodes outside the likeliest chain are accepted
 
 
 def test_chains_and_drawn_tokens_beside_trees(llm: LLM, plain: dict[str, list[list[int]]]) -> None:
-    """Drawn ones are plain decoding's own: this runner draws by seed and position."""
+    """Drawn tokens are plain decoding's own: this runner draws by seed and position."""
     assert token_ids(llm, *mixed()) == plain["mixed"]
 
 
 def test_trees_that_the_device_trims_and_texts_beside_them(
     plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A budget for all requests: first nodes of their trees are verified, more of some than of
-    others. Some requests have chains, of what their texts predict."""
+    """With one budget for all requests, the first nodes of their trees are verified, more for some
+    requests than for others. Some requests have chains that their texts predict."""
     settings = {**SETTINGS, "speculative_config": {**DFLASH, "draft_tree": NODES}}
     fix_costs(monkeypatch)
     with trimming(), engine("asynchronous", **settings) as llm:
@@ -148,8 +148,8 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
 
 @pytest.mark.slow  # three processes start, and interpret
 def test_two_ranks_grow_the_same_trees(plain: dict[str, list[list[int]]], tmp_path: Path) -> None:
-    """Each by itself, of logits that are the same to the last bit, and with its own heads of the
-    target and of the cache. Text and acceptance are those of one rank: the reference's."""
+    """Each rank grows its own, from logits equal to the last bit, with its own heads of the target
+    and of the cache. Text and acceptance are the reference's, as with one rank."""
     settings: dict[str, Any] = {**SETTINGS, "speculative_config": {**FIXED, "draft_tree": NODES}}
     settings |= {"tensor_parallel_size": 2, "worker_extension_cls": "support.tree_ranks.Grower"}
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()

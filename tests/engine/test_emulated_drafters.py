@@ -1,4 +1,4 @@
-"""Drafters with tensors of their own on a GPU that is emulated: all of them have to be there."""
+"""Drafters with their own tensors on an emulated GPU: all of these must be there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""vLLM's GPU worker with ours in it, on a GPU that is emulated: late work, streams, full graphs.
+"""vLLM's GPU worker with ours in it, on an emulated GPU: late work, streams, full graphs.
 
-Whatever the schedule, steps and counters are those of the CPU platform, which is never late; and no
-stream misses a wait, on any schedule. Each run has an engine of its own.
+On every schedule, steps and counters are those of the CPU platform, which is never late, and no
+stream misses a wait. Each run has its own engine.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_synchronous_scheduling_steps_and_counts_as_on_the_cpu_platform(
 
 @cache
 def never_late(name: str) -> dict[str, Any]:
-    """Outcome with the few lengths that have graphs; the CPU platform has none."""
+    """Return the outcome with the few lengths that have graphs; the CPU platform has none."""
     return run(name, "at once", has_graphs=True)
 
 
@@ -94,7 +94,7 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
 
 
 def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is copied on vLLM's stream for copies, behind tokens of earlier steps."""
+    """It is copied on vLLM's copy stream, after the tokens of earlier steps."""
     used: set[int] = set()
 
     def noted(tensor: torch.Tensor) -> Any:
@@ -113,8 +113,8 @@ def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.Mo
 
 
 def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:
-    """Graphs for requests of any lengths have one for each row: of 16, blocks would be 128 rows in
-    buffers of 64. Costs are measured, as users start it."""
+    """Graphs for any lengths have a request for each row: the blocks of 16 would be 128 rows, in
+    buffers of 64. Costs are measured, as for users."""
     many = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS, "max_num_seqs": 16}
     with engine(async_scheduling=True, **many) as llm:
         speculator = runner_of(llm).speculator
@@ -125,7 +125,7 @@ def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:
 
 
 def test_blocks_of_more_requests_than_the_targets_graphs_take_are_graphs() -> None:
-    """Those of the target end at 16 rows, blocks of two requests."""
+    """The target's graphs end at 16 rows, the blocks of two requests."""
     sizes = {**GRAPHS["compilation_config"], "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
     settings = {**SCENARIOS["fixed"].settings, **ON_GPU, **GRAPHS, "compilation_config": sizes}
     replayed: list[int] = []

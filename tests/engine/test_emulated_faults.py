@@ -1,6 +1,6 @@
-"""Faults of the kind that only a GPU shows, planted one at a time: the emulated one shows each.
+"""Faults that only a GPU shows, planted one at a time: the emulated GPU shows each of them.
 
-By a call that raises, a wait that nobody asked for, a race, or steps and counters that are others.
+A call raises, the host waits without being asked to, there is a race, or steps or counters differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = Scenario(SCENARIOS["any length"].speculative, PROMPTS[:2])
 
 
 class Seen:
-    """What an engine shows of itself."""
+    """Outcome, waits and races of an engine."""
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def unharmed() -> dict[str, Any]:
 
 
 def test_a_report_that_is_read_before_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds rubbish, which is no number of anything."""
+    """It holds rubbish, which is not a valid count."""
     monkeypatch.setattr(HostCopy, "wait", lambda copy: copy._values)
     with pytest.raises(ValueError, match="NaN"):
         look(monkeypatch)
@@ -86,7 +86,7 @@ def test_a_report_that_is_read_before_its_event(monkeypatch: pytest.MonkeyPatch)
 def test_a_report_on_a_stream_that_does_not_wait(
     schedule: str, unharmed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tokens are right; a schedule may hide the rest, the clocks do not."""
+    """Its tokens are right. A schedule may hide the rest; the vector clocks do not."""
     side, original = torch.cuda.Stream(), HostCopy.__init__
 
     def without_a_wait(copy: HostCopy, tensor: torch.Tensor, _: Any) -> None:
@@ -100,7 +100,7 @@ def test_a_report_on_a_stream_that_does_not_wait(
 
 
 def test_a_report_that_is_written_while_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next step's is on the model's stream, which goes on beside the one for copies."""
+    """The next step's report is written on the model's stream, which runs beside the copies'."""
     monkeypatch.setattr(HostCopy, "before_writing", lambda copy: None)
     seen = look(monkeypatch, looks_for_races=True)
     assert any("copy to pinned memory" in race for race in seen.races)
@@ -109,7 +109,7 @@ def test_a_report_that_is_written_while_it_is_copied(monkeypatch: pytest.MonkeyP
 def test_a_copy_whose_source_is_freed_before_its_stream_has_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It waits, but nobody records the stream, or holds the tensor."""
+    """It waits, but the stream is not recorded and the tensor is not held."""
     original = HostCopy.__init__
 
     def of_a_clone(copy: HostCopy, tensor: torch.Tensor, copy_stream: Any) -> None:
@@ -189,7 +189,7 @@ def test_a_question_within_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_number_of_the_hosts_that_a_graph_has_baked_in(
     unharmed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted up with each block, it stays what it was at capture."""
+    """It should count blocks, but stays what it was at capture."""
     original, blocks = PlannedSpeculator.sample_draft, [0]
 
     def counting(drafter: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

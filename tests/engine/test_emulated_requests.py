@@ -1,4 +1,4 @@
-"""What requests ask for beside their text, on a GPU that is emulated."""
+"""Requests that ask for more than their text, on an emulated GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCORED = [65, 101, 7]
 
 
 def scores(llm: LLM) -> list[list[dict[int, float]]]:
-    """Log-probabilities at each place of each prompt's text, by token."""
+    """Return the log-probabilities at each place of each prompt's text, by token."""
     params = [
         greedy(NEW_TOKENS, ignore_eos=True, logprob_token_ids=SCORED[: 1 + number])
         for number in range(len(PROMPTS))
@@ -27,7 +27,7 @@ def scores(llm: LLM) -> list[list[dict[int, float]]]:
 
 
 def test_tokens_that_requests_name_are_scored_beside_trimmed_drafts() -> None:
-    """Which rows are whose, the device alone knows: the host does not wait to learn it."""
+    """Only the device knows which rows belong to which request; the host does not wait for that."""
     with engine(**SIZES, **ON_GPU) as llm:
         plain = scores(llm)
     with watched("others ahead", has_graphs=True, speculative_config=dict(DFLASH)) as llm:

@@ -1,5 +1,5 @@
 """Engines on the emulated GPU as users start them: piecewise graphs, other GPUs, many
-requests, caches in 8 bits, targets with linear attention, sleep, costs that are measured."""
+requests, 8-bit caches, targets with linear attention, sleep, measured costs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ PIECEWISE: dict[str, Any] = {
         "cudagraph_capture_sizes": GRAPHS["compilation_config"]["cudagraph_capture_sizes"],
     },
 }
-"""vLLM's default, but for Inductor."""
+"""vLLM's default, except for Inductor."""
 
 
 def test_piecewise_graphs_step_and_count_as_on_the_cpu_platform() -> None:
-    """Both models are traced, without a break, and prompts run in graphs between attentions."""
+    """Both models are traced without a break; prompts run in graphs between attention layers."""
     replayed: list[str] = []
     replay = torch.cuda.CUDAGraph.replay
 
@@ -70,7 +70,7 @@ def test_other_gpus_step_and_count_as_on_the_cpu_platform(capability: tuple[int,
 
 @pytest.mark.slow
 def test_256_requests_and_2048_tokens() -> None:
-    """vLLM's own capture sizes, thinned; costs are measured, as users start it."""
+    """Some of vLLM's own capture sizes; costs are measured, as for users."""
     sizes = [1, 2, 8, 32, 128, 256, 512]
     many = {**SCENARIOS["trimmed"].settings, **ON_GPU, "kv_cache_memory_bytes": 256 << 20}
     many |= {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "enforce_eager": False}
@@ -89,7 +89,7 @@ def test_256_requests_and_2048_tokens() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["latest", "random 1"])
 def test_a_cache_in_8_bits_changes_no_text(schedule: str) -> None:
-    """Text is the target's own with such a cache: Triton's own kernel attends."""
+    """The text is the target's own with such a cache: Triton's own kernel computes attention."""
     plain = tokens_of(run("plain", schedule, has_graphs=True, kv_cache_dtype="fp8"))
     found = run("trimmed", schedule, has_graphs=True, kv_cache_dtype="fp8")
     assert tokens_of(found) == plain
@@ -99,7 +99,7 @@ def test_a_cache_in_8_bits_changes_no_text(schedule: str) -> None:
 
 @pytest.fixture
 def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Any]]:
-    """A pair whose target has linear attention, and drafter a window on one of its layers."""
+    """A pair whose target has linear attention and whose drafter has a window on one layer."""
     know_qwen35()
     with kernels_for_prompts():
         target = make_target(tmp_path / "target", "qwen3.5")
@@ -110,7 +110,7 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
 
 
 def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
-    """In graphs for few lengths; what is rejected leaves no state behind."""
+    """With graphs for few lengths; rejected drafts leave no state behind."""
     folder, target = hybrid
     prompts = [[(7 * row + 3 * i) % 300 for i in range(n)] for row, n in enumerate((9, 50, 70))]
     texts = [written(target, prompt) for prompt in prompts]
@@ -157,15 +157,15 @@ def test_an_engine_that_slept_goes_on() -> None:
 
 @pytest.fixture
 def device_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take what the emulated device says."""
+    """Take step times from the emulated device."""
     for module in ("profile", "step_clock"):
         monkeypatch.setattr(f"vllm_dflash.engine.{module}.time", torch_cuda.DeviceTime)
 
 
 @pytest.mark.slow
 def test_lengths_are_planned_by_what_steps_take(device_time: None) -> None:
-    """The device's clock says. A block costs, but less than the target, which has three times its
-    layers."""
+    """Times come from the device's clock. A block costs time, but less than the target, which has
+    three times as many layers."""
     settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS}
     with engine(async_scheduling=True, **settings) as llm:
         costs = runner_of(llm).speculator.budget.costs

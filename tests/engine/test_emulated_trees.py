@@ -1,4 +1,4 @@
-"""Draft trees on a GPU that is emulated: graphs in which attention goes by trees."""
+"""Draft trees on an emulated GPU: graphs whose attention follows trees."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vllm_dflash.engine.v2.trees import tree_kernels
 
 pytestmark = pytest.mark.emulated
 NODES = 7
-"""As many as a block has drafts: so trees come in sizes that chains have graphs for."""
+"""As many as a block has drafts, so that trees have sizes that chains have graphs for."""
 TEXTS = PROMPTS[:2]
 WRITES = greedy(8, ignore_eos=True)
 FEW = {**GRAPHS["compilation_config"], "cudagraph_capture_sizes": [2, 8, 16]}
-"""Graphs: kernels for trees take seconds in the interpreter."""
+"""Few graphs: kernels for trees take seconds in the interpreter."""
 
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as a GPU runs at a time, an interpreter would run one after the other."""
+    """Use few programs: an interpreter would run a GPU's number of them one after the other."""
     monkeypatch.setattr(tree_kernels, "_num_programs", lambda device: 2)
 
 
@@ -33,7 +33,7 @@ def plain() -> list[list[int]]:
 
 
 def steps_of(schedule: str, *, has_graphs: bool) -> list[Any]:
-    """Tokens by step, of trees alone."""
+    """Return tokens by step, with trees only."""
     settings: dict[str, Any] = {"speculative_config": {**FIXED, "draft_tree": NODES}}
     if has_graphs:
         settings |= {"compilation_config": FEW}
@@ -47,7 +47,7 @@ def joined(steps: list[Any]) -> list[list[int]]:
 
 
 def test_trees_in_graphs_step_as_they_do_without(plain: list[list[int]]) -> None:
-    """As many nodes are accepted in each step: text would be right with any others, too."""
+    """Each step accepts as many nodes as without; the text would be right with any others, too."""
     found = steps_of("random 1", has_graphs=True)
     assert joined(found) == plain
     assert found == steps_of("latest", has_graphs=False)

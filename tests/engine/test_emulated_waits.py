@@ -1,4 +1,4 @@
-"""Waits of the host on a GPU that is emulated, and never runs what nobody has waited for."""
+"""Waits of the host, on an emulated GPU that runs only what is waited for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_anything_queued() -> bool:
 
 
 def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
-    """Both are on their way, as where steps are scheduled ahead; each is its own step's."""
+    """Both are under way, as when steps are scheduled ahead; each belongs to its own step."""
     outcomes = torch.full((3, 2), 1.0, device="cuda")
     copies = torch.cuda.Stream()
     of_this_step = HostCopy(outcomes, copies)
@@ -34,14 +34,14 @@ def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
     outcomes.fill_(2.0)
     of_the_next = HostCopy(outcomes, copies)
     assert (of_this_step.wait() == 1.0).all()
-    assert is_anything_queued()  # the next step is not over, and nobody needs it to be
+    assert is_anything_queued()  # the next step is not over, and need not be
     assert (of_the_next.wait() == 2.0).all()
     assert (of_this_step.wait() == 1.0).all()
 
 
 @pytest.mark.parametrize("with_block", [False, True])
 def test_a_step_is_timed_up_to_its_end(*, with_block: bool) -> None:
-    """And not up to its launch, which takes as long whatever the number of rows."""
+    """Its launch alone would take as long for any number of rows."""
     hidden = torch.zeros(4, 8, device="cuda")
     runner: Any = SimpleNamespace(
         _dummy_run=lambda *_, **__: (hidden.add_(1.0), None),

@@ -43,7 +43,7 @@ class Plain:
 
     tokens: list[list[int]]
     prefix_hits: list[int]
-    """Tokens of each prompt that are found the second time."""
+    """Tokens of each prompt that are found in the cache the second time."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_output_is_identical_to_plain_decoding(
 ) -> None:
     """Chunked prefill forced small, prefix caching on, every prompt twice."""
     fix_costs(monkeypatch)
-    # One at a time, they take as long as all at once.
+    # Few at low concurrency: one at a time, they take as long as all at once.
     prompts = PROMPTS[: concurrency + (5 if USES_V2 else 12)]
     with engine(
         speculative_config={**DFLASH, "draft_length": draft_length},
@@ -99,7 +99,7 @@ def test_output_is_identical_to_plain_decoding(
     assert stats["nan_drafts"] == 0
     assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
     assert stats["drafted_steps"] + stats["skipped_steps"] <= stats["steps"]
-    # Hazard 1: cached prefixes bring the drafter's context along, their last block included.
+    # Hazard 1: cached prefixes include the drafter's context, also in their last block.
     assert prefix_hits == sum(plain.prefix_hits[: len(prompts)]) > 0
     if draft_length == "fixed":
         assert stats["skipped_steps"] == 0
@@ -120,7 +120,7 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones(
     """vLLM's own CPU sampler writes noise here, at less than half the log-probability."""
     fix_costs(monkeypatch)  # what a seed draws depends on the draft lengths
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=NEW_TOKENS, logprobs=0)
-    if not USES_V2:  # whose kernel for top-k the interpreter cannot run
+    if not USES_V2:  # the interpreter cannot run V2's kernel for top-k
         params.top_k = 500
     likely, tokens = [], []
     # On V2 drawing a token takes long, and planned lengths would take another minute.
@@ -136,7 +136,7 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones(
                 values = [next(iter(d.values())).logprob for o in outputs for d in o.logprobs]
                 likely.append(sum(values) / len(values))
     plain, ours, again, *adaptive = likely
-    # On V1 about 600 tokens, of a standard deviation of 2.2 nat each, dependent within a prompt.
+    # V1 has about 600 tokens, each with a standard deviation of 2.2 nat, dependent within a prompt.
     assert abs(ours - plain) < 0.4
     assert all(abs(value - plain) < 0.4 for value in adaptive)
     assert tokens[1] == tokens[2]
@@ -144,7 +144,7 @@ def test_samples_at_temperature_one_are_as_likely_as_plain_ones(
 
 
 def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single token is never drafted for; Prometheus counts what we count."""
+    """A request for a single token has no drafts; Prometheus counts what we count."""
     fix_costs(monkeypatch)
     with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
         token_ids(llm, PROMPTS[:8], greedy(1))
@@ -163,7 +163,8 @@ def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @slow_on_v2
-def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("draft_window", [None, 12])
+def test_a_drafter_shaped_unlike_its_target(tmp_path: Path, draft_window: int | None) -> None:
     """Other heads than the target's, sliding and full layers mixed, contexts beyond the window."""
     pair = make_pair(
         tmp_path,
@@ -182,7 +183,7 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
     params = greedy(24, detokenize=False, ignore_eos=True)
     with engine(**settings) as llm:
         expected = token_ids(llm, prompts, params)
-    speculative = {**FIXED, "model": str(pair.drafter)}
+    speculative = {**FIXED, "model": str(pair.drafter), "draft_window": draft_window}
     with engine(**settings, speculative_config=speculative, max_num_batched_tokens=64) as llm:
         lengths = acceptance_by_request(llm)
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -191,6 +192,7 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
     assert stats["nan_drafts"] == 0
     target, drafter = pair.load_target(), pair.load_drafter()
+    drafter.spec = drafter.spec.model_copy(update={"draft_window": draft_window})
     for prompt, tokens, got in zip(prompts, expected, observed, strict=True):
         reference = generate(target, drafter, prompt["prompt_token_ids"], 24)
         assert reference.tokens == tokens
@@ -199,9 +201,9 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not USES_V2, reason="on V1, test_random_traffic.py does more of this")
 def test_hazard_1_a_preempted_request_goes_on_as_if_nothing_had_happened(plain: Plain) -> None:
-    """Too little cache for all, so requests are thrown out and computed again."""
+    """Too little cache for all, so requests are preempted and computed again."""
     prompts, speculative = PROMPTS[:8], dict(FIXED)
-    blocks = 18  # enough for all prompts, but not for what becomes of them
+    blocks = 18  # enough for all prompts, but not for their whole texts
     with engine(
         speculative_config=speculative, max_num_seqs=8, num_gpu_blocks_override=blocks
     ) as llm:
@@ -226,10 +228,10 @@ DIALECTS: dict[str, dict[str, Any]] = {
 }
 
 
-# A runner never sees the dialect, so one of them is enough on the slow one.
+# A runner never sees the dialect, so one dialect is enough on the slow runner.
 @pytest.mark.parametrize("dialect", ["speculators"] if USES_V2 else DIALECTS)
 def test_taps_in_every_dialect(tmp_path: Path, dialect: str) -> None:
-    """One of them on the last layer: vLLM hands out its output before the final norm."""
+    """One tap is on the last layer: vLLM gives its output before the final norm."""
     pair = make_pair(tmp_path, **DIALECTS[dialect])
     prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
     seen = []
@@ -251,7 +253,7 @@ def test_taps_in_every_dialect(tmp_path: Path, dialect: str) -> None:
 
 
 def test_dummy_weights_need_no_checkpoint() -> None:
-    """As people load a model they only want to time."""
+    """As when a model is loaded only to time it."""
     with engine(speculative_config=FIXED, load_format="dummy", max_model_len=64) as llm:
         (tokens,) = token_ids(llm, PROMPTS[:1], greedy(4, ignore_eos=True))
         assert len(tokens) == 4

@@ -1,4 +1,4 @@
-"""What the commands get from engines in processes of their own: loads, texts, times of drafts."""
+"""Answers of engines in their own processes to commands: loads, texts, draft times."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAnswers]:
 
 def test_closed(plain: EngineAnswers) -> None:
     result = plain.closed(prompts=PROMPTS, concurrency=3, tokens=8, seconds=0.3)
-    assert result["tokens"] >= 3  # a step at least
-    assert result["tokens_per_output"] == 1  # nothing drafts
+    assert result["tokens"] >= 3  # at least one step
+    assert result["tokens_per_output"] == 1  # without drafts
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
 
 
@@ -56,13 +56,13 @@ def test_generate(plain: EngineAnswers) -> None:
     assert [len(ids) for ids in answer["token_ids"]] == [6, 6, 6]
     assert answer["tokens_per_second"] > 0
     assert answer["counts"] == {}
-    # Each prompt's own tokens, whichever of them is finished first.
+    # Each prompt gets its own tokens, whichever finishes first.
     one = plain.generate(prompts=PROMPTS[2:3], tokens=3)
     assert one["token_ids"] == [answer["token_ids"][2][:3]]
 
 
 def test_a_text_step_by_step(plain: EngineAnswers) -> None:
-    """Plain decoding brings a token a step."""
+    """Plain decoding writes one token a step."""
     assert plain.facts()["has_chat_template"]
     plain.begin_text(prompt=PROMPTS[0], tokens=3)
     steps = [*iter(plain.next_step, None)]
@@ -78,7 +78,7 @@ def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
     (tokens,) = plain.encode(texts=["What is a keel?"], template={"enable_thinking": False})
     assert "".join(plain.decode(tokens=tokens)) == "What is a keel?\n"  # the demo target's
     (long,) = plain.encode(texts=["a keel " * 600], template={})
-    assert len(long) > ARGUMENTS["max_model_len"]  # whether it fits is not asked here
+    assert len(long) > ARGUMENTS["max_model_len"]  # no check here that it fits
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_messages_go_through_the_chat_template(plain: EngineAnswers) -> None:
     ],
 )
 def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
-    """Time vLLM's own drafter as well as ours, by a worker extension: no code travels."""
+    """Time vLLM's own drafter as well as ours, by a worker extension: no code is sent."""
     config = {**FIXED, "num_speculative_tokens": 7}
     if plugins == NO_PLUGIN:
         del config["draft_length"]
@@ -101,7 +101,7 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
         counts = process.answers.generate(prompts=PROMPTS[:2], tokens=6)["counts"]
         took, after = time.monotonic() - began, process.answers.step_times()
         assert 0 < after["draft"] - before["draft"] < took
-        assert 1 <= after["drafts"] - before["drafts"] <= 6  # a step of both prompts each
+        assert 1 <= after["drafts"] - before["drafts"] <= 6  # each is a step of both prompts
         assert counts["drafts"] >= 1
         load = {"prompts": PROMPTS, "concurrency": 2, "tokens": 8, "seconds": 0.1}
         spent = process.answers.where(**load)["spent"]
@@ -110,14 +110,14 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
         ours = ["planning"] if plugins else []
         times = [spent[part] for part in ("target", "draft", "context", *ours)]
         assert min(times) > 0
-        assert sum(times) < spent["seconds"]  # the engine takes some, too
+        assert sum(times) < spent["seconds"]  # the engine takes time, too
         load = {"prompts": PROMPTS, "answers": [4, 9, 6], "concurrency": 2}
         result = process.answers.where(**load)
         spent, steps = result["spent"], [f"{kind}: steps" for kind in KINDS]
         assert result["tokens"] == spent["tokens"] == 4 + 9 + 6
         assert len(result["first_token_seconds"]) == len(result["token_seconds"]) == 3
         assert sum(spent[name] for name in steps) == spent["steps"]
-        # The prompts of the first two, and that of the third, beside drafts.
+        # The first two prompts, and then the third one beside drafts.
         assert spent["prompts: steps"] >= 1
         assert spent["prompts, drafts: steps"] >= 1
         assert spent["decoding, drafts: steps"] >= 1

@@ -1,4 +1,4 @@
-"""What only Model Runner V2 has: asynchronous scheduling, and vLLM's speculator beside ours."""
+"""Features of Model Runner V2 only: asynchronous scheduling, vLLM's speculator beside ours."""
 
 import json
 import os
@@ -38,7 +38,7 @@ PARAMS = greedy(32)
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What plain vLLM writes."""
+    """Texts that plain vLLM writes."""
     with engine() as llm:
         return token_ids(llm, PROMPTS, PARAMS)
 
@@ -52,7 +52,7 @@ def expected() -> list[list[int]]:
     ],
 )
 def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path, source: Path) -> None:
-    """For a drafter whose layers share a key norm: vLLM's CPU kernel knows only the first's."""
+    """The drafter's layers share a key norm: vLLM's CPU kernel uses only the first layer's."""
     drafter = tmp_path / "drafter"
     shutil.copytree(source, drafter)
     tensors = load_file(drafter / "model.safetensors")

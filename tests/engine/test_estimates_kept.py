@@ -1,4 +1,4 @@
-"""An engine that is started again plans by what the one before it has learned."""
+"""A restarted engine plans by what the previous one has learned."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ REQUESTS = 4
 
 
 def profiled(*_: Any) -> StepCosts:
-    """Drafting is all but free, so that there are drafts to learn from."""
+    """Return costs at which drafting is nearly free, so that there are drafts to learn from."""
     almost_free = {1: 0.1, 64: 0.2}
     return StepCosts.of(curve(VERIFY_MS), curve(almost_free), curve(almost_free), REQUESTS)
 
 
 def costs_before_a_step(llm: Any) -> StepCosts:
-    """What the planner starts from, whoever that is."""
+    """Return the costs that the planner starts from, in the scheduler or in the worker."""
     if (facts := getattr(worker_of(llm), "_facts_to_send", None)) is not None:
         return facts.costs
     return worker_of(llm).drafter.host.policy.costs
@@ -46,7 +46,7 @@ def costs_before_a_step(llm: Any) -> StepCosts:
 def test_the_second_start_recalls_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduling: str
 ) -> None:
-    """Its costs to the last digit, without a profile; and the text is the same."""
+    """It has the same costs to the last digit, without a profile, and writes the same text."""
     monkeypatch.setattr(estimates_file, "LEAST_STEPS", 5)
     folder = tmp_path / "made" / "by us"
     settings = {

@@ -1,4 +1,4 @@
-"""What a start measures on V2 of a target with experts: rows that count, of tokens that differ."""
+"""Costs measured at a start on V2, of a target with experts: rows that count, varied tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [1, 12]
 def test_experts_are_run_for_the_rows_that_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's dummy rows are padding, which its routers leave out, and all of one token."""
+    """vLLM's dummy rows are padding, which its routers leave out, and all have the same token."""
     family = make_family(tmp_path, "qwen3-moe")
     monkeypatch.setattr(v2_profile, "profiled_rows", lambda *_: ROWS)
     seen: list[tuple[int, int]] = []

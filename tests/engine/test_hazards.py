@@ -1,6 +1,6 @@
 """Hazards of speculative decoding by name, in one engine on either model runner.
 
-What should be written, and how much each step accepts, comes from `reference.py`.
+`reference.py` says what should be written and how much each step accepts.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from vllm_dflash.planning.ahead import Ahead
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
 FREE = "free drafts"
-"""Drafts that come from blocks or texts, as the device decides: those of texts are preferred."""
+"""Drafts come from blocks or texts, as the device decides; those of texts are preferred."""
 TREES, NODES = "trees", 15
-"""Drafts are trees, asynchronously: each step accepts what a reference's tree does."""
+"""Drafts are trees, scheduled asynchronously: each step accepts what a reference's tree does."""
 MORE = [FREE, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else []
 
 
 class AnySteps(list[int]):
-    """Equal to whatever each step brought: the reference knows of no free drafts."""
+    """Equal to any list of steps: the reference has no free drafts."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list)
@@ -75,7 +75,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
-    """What a prompt goes on with, and how many tokens each step brings."""
+    """A function that returns a prompt's continuation and the number of tokens of each step."""
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
     known: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
@@ -119,12 +119,12 @@ def shared(way: str) -> Iterator[LLM]:
 
 
 either_way = pytest.mark.parametrize("way", [*SCHEDULING, *MORE], indirect=True)
-"""Scheduled asynchronously, one step runs while another is scheduled, or a request leaves."""
+"""With asynchronous scheduling, a step runs while another is scheduled or a request leaves."""
 
 
 @pytest.fixture
 def llm(shared: LLM) -> Iterator[LLM]:
-    """The engine as after its start, and proof that a test left it in order."""
+    """The engine as after its start. Afterwards, check that the test left it in order."""
     assert shared.reset_prefix_cache()
     yield shared
     core = shared.llm_engine
@@ -137,7 +137,7 @@ def llm(shared: LLM) -> Iterator[LLM]:
 
 
 class Session:
-    """Requests of one engine, driven by hand; what each step brought, and all tokens."""
+    """Requests of one engine, stepped by hand, with each step's number of tokens and all tokens."""
 
     def __init__(self, llm: LLM) -> None:
         self.core = llm.llm_engine
@@ -166,7 +166,7 @@ class Session:
 def serve(
     llm: LLM, prompts: list[list[int]], new_tokens: int = NEW_TOKENS
 ) -> list[tuple[list[int], list[int]]]:
-    """For every prompt: its tokens, and how many each step brought, as `expected` has them."""
+    """Return each prompt's tokens and how many each step brought, in the form of `expected`."""
     session = Session(llm)
     for number, prompt in enumerate(prompts):
         session.add(str(number), prompt, new_tokens)
@@ -175,7 +175,7 @@ def serve(
 
 
 def plain_hits(prompts: list[list[int]]) -> int:
-    """What plain vLLM finds of them in its cache: all full blocks but for a prompt's last token."""
+    """Return how many tokens plain vLLM finds in its cache: full blocks without the last token."""
     return sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts)
 
 
@@ -211,7 +211,7 @@ def test_hazard_1_prefixes_that_are_shared_or_evicted(
 def test_hazard_1_requests_thrown_out_between_two_steps(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
-    """`reset_prefix_cache` preempts them with drafts in hand, and they resume at once."""
+    """`reset_prefix_cache` preempts them while they have drafts, and they resume at once."""
     session = Session(llm)
     for number in range(3):
         session.add(str(number), prompts[number])
@@ -224,7 +224,7 @@ def test_hazard_1_requests_thrown_out_between_two_steps(
     for number in range(3):
         name, written = str(number), len(before[str(number)])
         assert session.tokens[name] == expected(prompts[number])[0]
-        # It goes on as a new request would that has all of this as its prompt.
+        # It continues like a new request that has all of this as its prompt.
         resumed = expected(prompts[number] + before[name], NEW_TOKENS - written)[1]
         assert session.steps[name][steps_before[name] :] == resumed
 
@@ -235,7 +235,7 @@ def test_hazard_2_chunks_that_sample_nothing_store_their_context(
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     wanted = [expected(prompt, 12) for prompt in prompts[:2]]
     try:
-        # Less than that would cut the verified drafts as well.
+        # Smaller chunks would cut the verified drafts as well.
         least = 1 + (NODES if way == TREES else 7)
         sizes = (8, 31, 33) if USES_V2 else (8, 11, 16, 31, 32, 33)
         for size in (size for size in sizes if size >= least):
@@ -252,7 +252,7 @@ def test_hazard_2_chunks_that_sample_nothing_store_their_context(
 def test_a_seed_is_as_far_on_after_a_prompt_in_many_chunks(
     llm: LLM, prompts: list[list[int]]
 ) -> None:
-    """vLLM's V1 runner ends at the first chunk: it would set a generator back that cannot."""
+    """vLLM's V1 runner fails at the first chunk: it tries to rewind a generator, which cannot."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=9, ignore_eos=True)
     written = []
@@ -292,7 +292,7 @@ def poison(llm: LLM) -> None:
 def test_hazard_5_nan_in_all_blocks_changes_nothing(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
-    """Unused ones, and those that earlier requests have freed."""
+    """Unused blocks, and blocks that earlier requests have freed."""
     for _ in range(2):
         poison(llm)
         assert serve(llm, prompts[:3]) == [expected(prompt) for prompt in prompts[:3]]
@@ -303,7 +303,7 @@ def test_hazard_5_nan_in_all_blocks_changes_nothing(
 def test_hazard_6_a_row_and_its_blocks_are_used_again_after_an_abort(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
-    """One request leaves with drafts in hand, one in the middle of its prompt."""
+    """One request leaves while it has drafts, one in the middle of its prompt."""
     session = Session(llm)
     session.add("decoding", prompts[0])
     session.add("0", prompts[1])
@@ -339,7 +339,7 @@ def test_hazard_9_drafts_lie_in_blocks_of_their_request(
 def test_a_request_near_the_context_limit_changes_no_other(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
-    """Nor does it end early: it is drafted less, and in the end not at all."""
+    """It does not end early either: it gets fewer drafts, and in the end none."""
     session = Session(llm)
     session.add("long", prompts[3], 10_000)
     session.add("0", prompts[0])
@@ -353,7 +353,7 @@ def test_a_request_near_the_context_limit_changes_no_other(
 
 
 def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
-    """On V2 the target gives up blocks behind its window; on V1 all layers share one group."""
+    """On V2 the target gives up blocks before its window; on V1 all layers share one group."""
     target = make_target(tmp_path / "target", "mistral")
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
     save_drafter(tmp_path / "drafter", drafter_config(**sliding))

@@ -1,7 +1,7 @@
-"""Targets with linear attention beside full: drafts that are rejected leave no state behind.
+"""Targets with linear and full attention: rejected drafts leave no state behind.
 
-On Model Runner V2 with the kernels for GPUs, in float32, against Hugging Face. Those for CPUs:
-test_hybrid_targets_cpu.py.
+On Model Runner V2 with the kernels for GPUs, in float32, against Hugging Face.
+test_hybrid_targets_cpu.py tests those for CPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS |= {"max_num_batched_tokens": 128, "enable_prefix_caching": True}  # se
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "qwen3-next": {},
-    # Layers of the target's shape: vLLM mixes them with its own in two groups of the cache.
+    # Layers of the target's shape: vLLM mixes them with the target's in two groups of the cache.
     "qwen3.5": {"head_dim": 64, "num_key_value_heads": 1},
 }
 one_of_them = pytest.mark.parametrize("hybrid", ["qwen3-next"], indirect=True)
@@ -44,7 +44,7 @@ one_of_them = pytest.mark.parametrize("hybrid", ["qwen3-next"], indirect=True)
 
 @dataclass
 class Hybrid:
-    """A target with what it writes, and the prompt tokens that plain vLLM finds in its cache."""
+    """A target, the texts it writes, and the prompt tokens that plain vLLM finds in its cache."""
 
     folder: Path
     expected: list[list[int]]
@@ -84,14 +84,14 @@ def _kernels() -> Iterator[None]:
         yield
 
 
-# The second takes a minute more; V1 has both.
+# The second takes a minute more; V1 tests both.
 @pytest.fixture(
     scope="module", params=["qwen3-next", pytest.param("qwen3.5", marks=pytest.mark.slow)]
 )
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     folder = tmp_path_factory.mktemp("hybrid")
     target = make_target(folder / "target", request.param)
-    # One of its layers looks back through a window: their caches are no group of their own.
+    # One of its layers has a window: their caches are not a group of their own.
     windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
     save_drafter(folder / "drafter", drafter_config(**windows, **DRAFTERS[request.param]))
     found = Hybrid(folder, [written(target, prompt) for prompt in PROMPTS], 0)
@@ -118,8 +118,8 @@ def llm(shared: LLM) -> Iterator[LLM]:
 
 
 def test_any_number_of_drafts_may_be_rejected(llm: LLM, hybrid: Hybrid) -> None:
-    """The state is that behind the last one accepted; prompts come in chunks, and then from the
-    cache, of which as much is found as without drafts."""
+    """The state is the one after the last accepted draft. Prompts come in chunks, and then from the
+    cache, where as much is found as without drafts."""
     before = prefix_cache_hits(llm)
     (stats_before,) = llm.collective_rpc("dflash_stats")
     with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
@@ -133,7 +133,7 @@ def test_any_number_of_drafts_may_be_rejected(llm: LLM, hybrid: Hybrid) -> None:
 
 @one_of_them
 def test_requests_thrown_out_between_two_steps_go_on(llm: LLM, hybrid: Hybrid) -> None:
-    """With drafts in hand: `reset_prefix_cache` preempts them, and they resume at once."""
+    """`reset_prefix_cache` preempts them while they have drafts, and they resume at once."""
     core, tokens, is_running = llm.llm_engine, {}, True
     with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
         for number, prompt in enumerate(PROMPTS):
@@ -151,7 +151,7 @@ def test_requests_thrown_out_between_two_steps_go_on(llm: LLM, hybrid: Hybrid) -
 
 @one_of_them
 def test_a_state_is_not_the_next_requests(llm: LLM, hybrid: Hybrid) -> None:
-    """One leaves with drafts in hand, one in the middle of its prompt; others take their places."""
+    """One leaves while it has drafts, one in the middle of its prompt; others take their places."""
     core, params = llm.llm_engine, greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
     tokens: dict[str, list[int]] = {}
     with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
@@ -172,7 +172,7 @@ def test_a_state_is_not_the_next_requests(llm: LLM, hybrid: Hybrid) -> None:
 def test_steps_of_other_lengths_scheduled_asynchronously(
     hybrid: Hybrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None, some or all of K, chosen while the step before runs."""
+    """None, some or all of K drafts, chosen while the previous step runs."""
     with hybrid.engine("asynchronous", DFLASH) as llm:
         directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 1, 0, 7, 2))
         with forced_drafts(llm, hybrid.texts, lambda place: place % 8):

@@ -1,7 +1,7 @@
-"""Targets with linear attention on CPUs: vLLM's kernels for them, which take bfloat16 alone.
+"""Targets with linear attention on CPUs, with vLLM's kernels, which support only bfloat16.
 
-So text may differ where two tokens are as likely; every one is to be plain vLLM's best, or nearly.
-With a state in the wrong place, tokens are 0.5 to 5 nat behind.
+So text may differ where two tokens are equally likely: each token must be plain vLLM's best, or
+nearly. With a state in the wrong place, tokens are 0.5 to 5 nat below the best.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ SETTINGS |= {"max_num_batched_tokens": 128}  # several chunks
 
 
 def params() -> SamplingParams:
-    """New ones each time: `generate` changes them."""
+    """Return new parameters each time: `generate` changes them."""
     return greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
 
 
 def serve(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
-    """The prompts with what was written behind them."""
+    """Return the prompts with what was written after them."""
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = llm.generate(requests, params(), use_tqdm=False)
     return [[*one.prompt_token_ids, *one.outputs[0].token_ids] for one in outputs]
 
 
 def next_turn(texts: list[list[int]]) -> list[list[int]]:
-    """Next turn of a conversation: one block was filled while drafts were accepted and rejected."""
+    """Return the next turn; one block was filled while drafts were accepted and rejected."""
     return [[*text, 7] for text in texts]
 
 
 def preempted(llm: LLM) -> list[list[int]]:
-    """The same, thrown out in the middle; one more request leaves for good."""
+    """Serve the prompts, but preempt them midway; one more request leaves for good."""
     core, tokens, is_running = llm.llm_engine, {}, True
     core.add_request("x", {"prompt_token_ids": PROMPTS[1]}, params())
     for number, prompt in enumerate(PROMPTS):
@@ -79,7 +79,7 @@ def test_drafts_of_any_length_leave_no_state_behind(tmp_path: Path, family: str)
         proposer_of(llm).host.policy = FixedLength(7)
         with forced_drafts(llm, texts, lambda place: place % 8):
             written += serve(llm)
-            proposer_of(llm).host.policy = ForcedTexts(7)  # whom it likes, as many as it likes
+            proposer_of(llm).host.policy = ForcedTexts(7)  # random requests and lengths
             written += serve(llm)
             written += serve(llm, next_turn(written[:3]))
             assert prefix_cache_hits(llm) == plain_hits

@@ -1,4 +1,4 @@
-"""What `vllm-dflash inspect` says about memory, against engines that are started."""
+"""Compare what `vllm-dflash inspect` says about memory with real engines."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BUDGET = 1 << 30  # as conftest.py sets it
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "block_size": 32}
-"""As `engine` has them."""
+"""The settings of `engine`."""
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Bytes of each parameter of the draft model when it is loaded.
 
-    Later, vLLM's CPU kernels take most of them away and keep packed copies.
+    Later, vLLM's CPU kernels remove most of them and keep packed copies.
     """
     sizes: dict[str, int] = {}
     load = DFlashDraftModel.load_weights
@@ -68,7 +68,7 @@ def drafting(drafter: Path, **settings: Any) -> Any:
 
 
 def capacity(llm: LLM) -> tuple[int, int, float]:
-    """Blocks, tokens and concurrency of its cache, as its log says."""
+    """Return the blocks, tokens and concurrency of the engine's cache, as its log shows them."""
     cache = llm.llm_engine.vllm_config.cache_config
     assert cache.kv_cache_memory_bytes == BUDGET
     return cache.num_gpu_blocks, cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency
@@ -79,7 +79,7 @@ def bytes_per_block(cache: CacheFacts) -> int:
 
 
 def check_capacity(cache: CacheFacts, llm: LLM) -> None:
-    """Not only within 2%: it is the same arithmetic."""
+    """Check that capacities are equal, not only within 2%: it is the same arithmetic."""
     (budget,) = cache.budgets
     blocks, tokens, concurrency = capacity(llm)
     assert budget.num_bytes // bytes_per_block(cache) == blocks
@@ -121,13 +121,13 @@ def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str,
 
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> None:
-    """As large as in the file, and no copy of them for the context."""
+    """They are as large as in the file, and have no copy for the context."""
     quantise(DRAFTER, tmp_path / "it", way)
     options = {**OPTIONS, "dtype": "bfloat16"}
     memory = memory_of(tmp_path / "it", TARGET, options)
     with drafting(tmp_path / "it", dtype="bfloat16") as llm:
         check_capacity(cache_of(memory), llm)
-    # Of layers that are one here, vLLM keeps one `weight_shape`, of 16 bytes.
+    # For layers that are merged here, vLLM keeps a single `weight_shape`, of 16 bytes.
     assert memory.drafter_weights == pytest.approx(sum(loaded.values()), rel=2e-4)
 
 

@@ -1,7 +1,7 @@
-"""Draft lengths are planned by what an engine's own steps take, whatever its profile had said.
+"""Draft lengths are planned by the engine's own step times, whatever its profile has said.
 
-Time is the tests' own: the target, the block forward and the storing of context take so many
-milliseconds a row, so what has to be learned is known exactly.
+The tests have their own clock: the target, the block forward and the storing of context take fixed
+milliseconds for each row, so what must be learned is known exactly.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from vllm_dflash.planning.curves import Curve
 pytestmark = pytest.mark.usefixtures("runner")
 REQUESTS = 4
 TARGET, DRAFT, CONTEXT = (8.0, 0.4), (1.0, 0.05), (0.1, 0.02)
-"""Milliseconds for nothing, and for each row."""
+"""Milliseconds without rows, and for each row."""
 OFTEN = 5
-"""A number of rows that was met so often must have been learned."""
+"""Numbers of rows that were met this often must have been learned."""
 
 
 def scaled(factor: float, line: tuple[float, float]) -> Curve:
@@ -48,7 +48,7 @@ def scaled(factor: float, line: tuple[float, float]) -> Curve:
 
 
 class EngineTime(FakeTime):
-    """Moves on by what the parts of an engine take."""
+    """A clock that advances by what the parts of an engine take."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class EngineTime(FakeTime):
         function: Callable[..., Any],
         rows_of: Callable[..., int],
     ) -> Callable[..., Any]:
-        """The function, and it takes its time."""
+        """Return the function, made to take its time."""
         met = self.met[name] = Counter()
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -76,9 +76,9 @@ class EngineTime(FakeTime):
 
 @slow_on_v2
 def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a profile that is a quarter off in each part, in either direction."""
+    """The profile is a quarter off in each part, in either direction."""
     time = EngineTime()
-    # On V2 nobody can time a block: what it takes more or less is taken to be the target's.
+    # V2 cannot time a block: a difference in it is attributed to the target.
     draft = scaled(1.0 if USES_V2 else 1.25, DRAFT)
     profiled = StepCosts.of(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
     for kind in (V1CPUWorker, V2CPUWorker):
@@ -86,7 +86,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     for module in (step, step_clock, scheduling):
         monkeypatch.setattr(module, "time", time)
     with engine(
-        speculative_config={**DFLASH, "free_drafts": "off"},  # whose rows are many or few
+        speculative_config={**DFLASH, "free_drafts": "off"},  # their rows vary
         max_num_seqs=REQUESTS,
         enable_prefix_caching=False,
     ) as llm:
@@ -99,7 +99,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
             lambda scheduled, *rest: scheduled.total_num_scheduled_tokens,
         )
         block.forward = time.part("draft", DRAFT, block.forward, lambda ids, *rest: len(ids))
-        if not USES_V2:  # where storing context is part of the draft
+        if not USES_V2:  # there, storing context is part of the draft
             context.store = time.part(
                 "context", CONTEXT, context.store, lambda features, *rest: len(features)
             )
@@ -115,8 +115,8 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
         return [rows for rows, times in time.met[part].items() if times >= OFTEN]
 
     assert len(often("target")) > 1
-    # Levels are learned faster than the curve's slope, which stays too flat for a while: so the
-    # fewest and the most rows are a little off, in opposite directions, and all steps together not.
+    # Levels are learned faster than the curve's slope, which stays too flat for a while. So the
+    # fewest and the most rows are a little off in opposite directions, and all together are not.
     expected, taken = 0.0, 0.0
     for rows in often("target"):
         learned = 1000 * float(costs.decoding(REQUESTS, np.array([rows]))[0])
@@ -128,7 +128,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     for rows in often("draft"):
         learned = 1000 * float(costs.draft.at(rows))
         assert learned == pytest.approx(DRAFT[0] + DRAFT[1] * rows, rel=0.05), rows
-    # Of steps without prompts, in which alone something is learned.
+    # Only of steps without prompts: the others teach nothing.
     measured = stats["costs_ms"]
     assert measured["step"]["measured"] > TARGET[0] + TARGET[1] * REQUESTS
     assert USES_V2 or measured["draft"]["measured"] > DRAFT[0]

@@ -1,4 +1,4 @@
-"""LoRA adapters of the target: its own text for each request, with drafts."""
+"""LoRA adapters of the target: each request gets its adapter's own text, with drafts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SETTINGS: dict[str, Any] = {
     "enable_lora": True,
     "max_loras": 2,
     "max_lora_rank": 8,
-    # Else the head is wrapped, too; for that, vLLM's V2 maps one row of each request to an adapter.
+    # Otherwise the head is wrapped, too, and vLLM's V2 maps one row of each request to its adapter.
     **({"lora_target_modules": ["q_proj", "v_proj"]} if USES_V2 else {}),
 }
 
 
 def make_adapter(folder: Path, seed: int) -> LoRARequest:
-    """One that changes every text: of two projections of each layer."""
+    """Make an adapter of two projections in each layer that changes every text."""
     shape = json.loads((TARGET / "config.json").read_text())
     hidden, generator = shape["hidden_size"], torch.Generator().manual_seed(seed)
     tensors = {}
@@ -60,7 +60,7 @@ def make_adapter(folder: Path, seed: int) -> LoRARequest:
 
 
 def texts(llm: LLM, adapters: list[LoRARequest | None]) -> list[list[list[int]]]:
-    """By adapter, of a batch in which each prompt has each of them."""
+    """Return texts by adapter, from a batch of each prompt with each adapter."""
     outputs = llm.generate(
         [prompt for _ in adapters for prompt in PROMPTS],
         PARAMS,
@@ -74,7 +74,7 @@ def texts(llm: LLM, adapters: list[LoRARequest | None]) -> list[list[list[int]]]
 def test_each_request_gets_its_adapters_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests without one are a batch of their own: beside others, vLLM's CPU kernels give them
+    """Requests without an adapter have their own batch: beside others, vLLM's CPU kernels give them
     the last adapter, in a plain engine as well."""
     adapters: list[Any] = [make_adapter(tmp_path / str(seed), seed) for seed in (1, 2)]
     with engine(**SETTINGS) as llm:
@@ -87,7 +87,7 @@ def test_each_request_gets_its_adapters_own_text(
         assert texts(llm, [None]) == plain[2:]
         (stats,) = llm.collective_rpc("dflash_stats")
         assert texts(llm, adapters[::-1]) == plain[1::-1]
-        # Blocks go through the target's head as it is, whoever had which adapter before.
+        # Blocks use the target's head as it is, whichever adapters were used before.
         target = target_of(llm)
         hidden = torch.randn(5, target.config.hidden_size)
         found = proposer_of(llm).model.compute_logits(hidden)

@@ -1,7 +1,7 @@
-"""At temperature 1, what adaptive drafting writes is distributed as what plain decoding writes.
+"""At temperature 1, text written with adaptive drafting has plain decoding's distribution.
 
-Two samples of continuations of one prompt are compared by a chi-square test. Seeds are fixed, and
-so are the costs the planner goes by, so a p-value is the same number in every run.
+A chi-square test compares two samples of continuations of one prompt. Seeds and the planner's
+costs are fixed, so a p-value is the same number in every run.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ NEW_TOKENS = 7
 
 
 class PlannerByTheBook(Planner):
-    """Plans from costs that do not depend on the machine, and make cutting drafts worth it."""
+    """Plans from costs that do not depend on the machine and make cutting drafts worthwhile."""
 
     def __init__(self) -> None:
         verify, draft = {1: 12.0, 16: 12.1, 64: 13.0, 256: 19.0}, {2: 0.1, 256: 0.5}
@@ -45,7 +45,7 @@ def continuations(
     *,
     seeded: bool = True,
 ) -> tuple[list, dict]:
-    """Many continuations of one prompt, and our counters; each with a seed of its own, or all from
+    """Return many continuations of one prompt, and our counters. Each has its own seed, or all use
     one generator."""
     prompt = held_out_prompts(1)[0]
     common = SamplingParams(temperature=1.0, top_k=12, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -80,7 +80,7 @@ def test_adaptive_drafting_leaves_the_distribution_as_it_is(
 
 
 def test_free_drafts_leave_the_distribution_as_it_is(plain: list[tuple[int, ...]]) -> None:
-    """Forced ones, of any length, beside blocks."""
+    """Forced free drafts of any length, beside blocks."""
     ours, stats = continuations(1_000_000, dict(DFLASH), lambda: ForcedTexts(7))
     assert stats["free_accepted_tokens"] > SAMPLES / 10
     values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
@@ -92,8 +92,8 @@ def test_trimming_after_the_fact_would_be_noticed(
 ) -> None:
     """A biased variant: a draft that turns out to be rejected counts as never drafted.
 
-    The token in its place is then drawn from the target's distribution, not from what that
-    leaves once the draft was refused, so drafts come out too often.
+    The token in its place is then drawn from the target's distribution, not from what is left of
+    it after the rejection, so drafts come out too often.
     """
 
     def as_if_never_drafted(*args: Any, **named: Any) -> torch.Tensor:
@@ -108,7 +108,7 @@ def test_trimming_after_the_fact_would_be_noticed(
 
 
 def test_the_test_itself_is_fair(plain: list[tuple[int, ...]]) -> None:
-    """Halves of one plain sample are not told apart."""
+    """Two halves of one plain sample are not told apart."""
     halves = plain[: SAMPLES // 2], plain[SAMPLES // 2 :]
     values = [p_value(*pair) for pair in zip(*map(compared, halves), strict=True)]
     assert min(values) > 0.01

@@ -1,8 +1,8 @@
-"""At temperature 1, on Model Runner V2, what is written is distributed as plain decoding's.
+"""At temperature 1 on Model Runner V2, the text has plain decoding's distribution.
 
-As `test_lossless_sampling.py` does it on V1. Here the device picks the drafts that are verified, by
-chances that depend on what the drafter and the texts say: were it to look at what the target draws,
-this would show it.
+`test_lossless_sampling.py` tests this on V1. Here the device picks the drafts to verify, by chances
+that depend on what the drafter and the texts say. If it looked at what the target draws, this
+would show it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ pytestmark = [
 ]
 SAMPLES, REQUESTS, NEW_TOKENS = 800, 32, 6
 EACH = 2
-"""Drafts of a request that a step verifies in the mean, of seven."""
+"""Mean number of a request's seven drafts that a step verifies."""
 
 
 def continuations(speculative: dict[str, Any] | None) -> tuple[list[tuple[int, ...]], Any]:
-    """Continue one prompt; each with a seed of its own."""
-    prompt = held_out_prompts(1)[0] * 2  # whose text predicts something
+    """Continue one prompt many times, each with its own seed."""
+    prompt = held_out_prompts(1)[0] * 2  # twice, so that its text predicts something
     first_seed = 1_000_000 if speculative else 0
     params = [
         SamplingParams(
@@ -56,7 +56,7 @@ def continuations(speculative: dict[str, Any] | None) -> tuple[list[tuple[int, .
 
 
 def compared(sample: list[tuple[int, ...]]) -> list[Counter]:
-    """What is counted: tokens of three places, behind different numbers of drafts."""
+    """Count the tokens at three places, after different numbers of drafts."""
     return [Counter((tokens[place],) for tokens in sample) for place in (1, 2, 4)]
 
 
@@ -71,7 +71,7 @@ def test_what_the_device_picks_leaves_the_distribution_as_it_is(
     ours, stats = continuations(dict(DFLASH))
     assert 0 < stats.free_draft_tokens < stats.draft_tokens
     assert stats.accepted_tokens > SAMPLES / 4
-    # It trims: far fewer are verified than the seven of each that there are.
+    # It trims: far fewer are verified than the seven that each request has.
     assert stats.to_dict()["mean_draft_length"] < 4
     values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
     assert min(values) > 0.01
@@ -80,7 +80,7 @@ def test_what_the_device_picks_leaves_the_distribution_as_it_is(
 def test_a_sampler_that_takes_more_drafts_than_it_should_is_noticed(
     plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test can fail: here tokens that are likely are taken a little more often."""
+    """The test can fail: here likely tokens are taken a little more often."""
     original = rejection_sampler.rejection_sample
 
     def biased(logits: Any, *arguments: Any, **named: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_sampler_that_takes_more_drafts_than_it_should_is_noticed(
 
 
 def test_samples_of_one_distribution_are_told_from_others() -> None:
-    """The statistic itself."""
+    """Test the statistic itself."""
     one = Counter({(number, 0): 100 for number in range(20)})
     other = Counter({(number, 0): 100 + 40 * (number % 2) for number in range(20)})
     assert p_value(one, one) == 1.0

@@ -1,20 +1,20 @@
-"""Hazard 11: in bfloat16, what is written differs from plain output in near-ties only."""
+"""Hazard 11: in bfloat16, the output differs from plain output only in near-ties."""
 
 import pytest
 
 from support.engines import DFLASH, USES_V2, engine, fix_costs, greedy, held_out_prompts
 
 pytestmark = pytest.mark.usefixtures("runner")
-# In Triton's interpreter, less of it.
+# Less of it in Triton's interpreter.
 PROMPTS, TOKENS = held_out_prompts(4 if USES_V2 else 16), 16 if USES_V2 else 48
 NEAR = 0.20
-"""Nats below the best; both are rounded to three digits, in batches of other shapes."""
+"""Nats below the best; both are rounded to three digits, in batches of different shapes."""
 
 
 def test_hazard_11_every_token_is_plain_vllms_best_or_nearly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each after the tokens that were really written before it, so one tie excuses one token."""
+    """Each is judged after the tokens really written before it, so one tie excuses one token."""
     fix_costs(monkeypatch)
     outputs = []
     for draft_length in ("fixed", "adaptive"):

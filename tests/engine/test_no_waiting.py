@@ -42,7 +42,7 @@ Watch = Callable[[Counter[str]], AbstractContextManager[None]]
 def warm_steps(
     llm: LLM, count: int, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> list[Counter[str]]:
-    """What was seen in each of the worker's steps of so many requests that all decode."""
+    """Return what was seen in each of the worker's steps, of `count` requests that all decode."""
     core, seen = llm.llm_engine, list[Counter[str]]()
     for number in range(count):
         core.add_request(str(number), PROMPTS[number], greedy(200, ignore_eos=True))
@@ -72,8 +72,8 @@ CHAINS = ["asynchronous", "synchronous", "trimming"]
 
 @pytest.fixture(scope="module")
 def llm(request: pytest.FixtureRequest) -> Any:
-    """With free drafts. Lengths take turns, so that steps with and without a block are among those
-    watched, and steps whose requests have different ones."""
+    """An engine with free drafts. Lengths take turns, so that some watched steps have a block, some
+    have none, and in some the requests have different lengths."""
     way = "synchronous" if request.param == "synchronous" else "asynchronous"
     around = {"trimming": lambda: trimming(with_kernel=False), "trees": triton_attention}
     speculative: dict[str, Any] = dict(DFLASH)
@@ -103,7 +103,7 @@ def llm(request: pytest.FixtureRequest) -> Any:
     "llm", [*CHAINS, pytest.param("trees", marks=pytest.mark.slow)], indirect=True
 )
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are told meanwhile
+    scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are sent meanwhile
     seen = warm_steps(llm, 3, waits_noted, monkeypatch)
     assert len(seen) >= STEPS
     assert sum(seen, Counter()) == Counter()
@@ -117,9 +117,9 @@ def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 def test_steps_of_more_requests_run_no_more_lines(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of ours in Python: there is no loop over requests."""
-    monkeypatch.setattr(worker_of(llm), "_ticking", ())  # who look up now and then
-    monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)  # nor is anything told
+    """Our own part of a step in Python: it has no loop over requests."""
+    monkeypatch.setattr(worker_of(llm), "_ticking", ())  # these act now and then
+    monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)  # nor is anything sent
     few = warm_steps(llm, 2, lines_counted, monkeypatch)
     many = warm_steps(llm, 6, lines_counted, monkeypatch)
     kinds = [{frozenset(step.items()) for step in steps} for steps in (few, many)]
@@ -129,15 +129,15 @@ def test_steps_of_more_requests_run_no_more_lines(
 
 @pytest.mark.parametrize("llm", ["asynchronous", "trimming"], indirect=True)
 def test_what_a_step_launches_beyond_vllms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device trims, chances are kept and sent, and a budget is split: here a draft less
-    than there are. A GPU is also sent how many those are."""
+    """If the device trims, chances are kept and sent, and a budget is split: here one draft fewer
+    than there are. A GPU is also sent that number."""
     monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)
-    monkeypatch.setattr(trimming_module, "best_budget", lambda *what: max(what[4] - 1, 0))
+    monkeypatch.setattr(trimming_module, "best_budget", lambda *what, **_: max(what[4] - 1, 0))
     steps = warm_steps(llm, 3, launches_counted, monkeypatch)
     kernels = ["_grade", "_learn_of_everybody", "_scan", "_predict", "_choose"]
     expected = Counter({f"kernel {name}": 1 for name in kernels} | {COPY: 1})
     if proposer_of(llm).budget is not None:
         expected += Counter({"aten::index_put_": 1, "kernel _split": 1, COPY: 1})
-        steps = [step for step in steps if step["kernel _split"]]  # which have drafts to verify
+        steps = [step for step in steps if step["kernel _split"]]  # those with drafts to verify
     assert steps
     assert all(step == expected for step in steps)

@@ -30,7 +30,7 @@ TOKENS = 8 if USES_V2 else 32
 
 @pytest.mark.parametrize("name", ["drafter", "drafter2", "lilicorr"])
 def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
-    """Trained, so that drafts are accepted, and different ones at every step."""
+    """The pair is trained, so that drafts are accepted and differ at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / name)
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
         answers = EngineAnswers(llm.llm_engine)
@@ -54,8 +54,8 @@ def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
     assert len(report.acceptance) == 2
     for prompt in report.acceptance:
         assert prompt.engine == prompt.reference
-        # All tokens but the first, and but a last one behind an undrafted step. On V2 the last step
-        # has drafts as well, and its bonus token may be one too many.
+        # All tokens except the first, and except a last one after an undrafted step. On V2 the last
+        # step has drafts as well, and its bonus token may be one too many.
         assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS + USES_V2
     assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
 
@@ -63,7 +63,7 @@ def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
 def test_a_walk_that_forgets_the_token_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DFlash 2: all candidates are scored as if behind the bonus token."""
+    """DFlash 2: all candidates are scored as if they followed the bonus token."""
     target, drafter = str(DEMO / "target"), str(DEMO / "drafter2")
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
         selector = proposer_of(llm).model.selector
@@ -92,10 +92,10 @@ def test_a_walk_that_forgets_the_token_before(
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LLM]]:
-    """A random Gemma 4 and a random drafter of a sliding and a full layer; faults come later."""
+    """A random Gemma 4 and a random drafter with a sliding and a full layer; tests plant faults."""
     folder = tmp_path_factory.mktemp("faulty")
     make_target(folder / "target", "gemma4")
-    # Another base than the target's: vLLM makes one rotation for all that ask for the same.
+    # Not the target's base: vLLM makes one rotation for all layers that ask for the same.
     rope = {"rope_type": "default", "rope_theta": 5000.0}
     save_drafter(folder / "drafter", drafter_config(**MIXED, rope_parameters=rope))
     target, drafter = str(folder / "target"), str(folder / "drafter")
@@ -139,7 +139,7 @@ def test_a_planted_fault_is_located(
     culprit: str,
     cause: str,
 ) -> None:
-    """What comes behind the culprit is wrong from end to end, and right by itself."""
+    """Stages after the culprit are wrong from end to end, and right by themselves."""
     folder, llm = faulty
     plant(monkeypatch, llm)
     recordings = record_prompts(EngineAnswers(llm.llm_engine), PROMPTS, TOKENS, tmp_path)

@@ -1,4 +1,4 @@
-"""Requests whose prompts are embeddings: the runners have no tokens for these."""
+"""Requests whose prompts are embeddings, for which the runners have no tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.engines import (
 )
 
 pytestmark = pytest.mark.usefixtures("runner")
-# Texts that repeat themselves: there is much to look up in those that have tokens.
+# Texts that repeat themselves: prompts with tokens have much to look up.
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(3)]
 PARAMS = greedy(24, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
@@ -33,14 +33,14 @@ SETTINGS: dict[str, Any] = {
 
 
 def embedded(llm: LLM, prompt: str) -> dict[str, torch.Tensor]:
-    """The target's own embeddings of its tokens."""
+    """Return the target's own embeddings of the prompt's tokens."""
     ids = torch.tensor(llm.get_tokenizer().encode(prompt))
     return {"prompt_embeds": target_of(llm).embed_input_ids(ids).detach()}
 
 
 @slow_on_v2
 def test_they_are_drafted_and_verified_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, in rows that others had before, and beside others."""
+    """They run alone, in rows that other requests had before, and beside others."""
     with engine(**SETTINGS) as llm:
         plain = token_ids(llm, PROMPTS, PARAMS)
         assert token_ids(llm, [embedded(llm, PROMPTS[0])], PARAMS) == plain[:1]
@@ -55,5 +55,5 @@ def test_they_are_drafted_and_verified_as_others_are(monkeypatch: pytest.MonkeyP
     accepted = stats["accepted_tokens"] - before["accepted_tokens"]
     free = stats["free_draft_tokens"] - before["free_draft_tokens"]
     assert accepted - (stats["free_accepted_tokens"] - before["free_accepted_tokens"]) > 10
-    if not USES_V2:  # V2 has zeros in the place of prompts, and looks up what was written
+    if not USES_V2:  # V2 has zeros in place of prompts, and looks drafts up in what was written
         assert before["free_draft_tokens"] > free == 0

@@ -1,4 +1,4 @@
-"""An 8-bit KV cache: text is the target's own with such a cache, whatever the drafter's is."""
+"""An 8-bit KV cache: the text is the target's own with such a cache, whatever the drafter's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def expected() -> list[list[int]]:
 def test_the_targets_own_text(
     expected: list[list[int]], drafters: str | None, kept: torch.dtype
 ) -> None:
-    """And as many tokens as `inspect` says it holds."""
+    """The cache also holds as many tokens as `inspect` says."""
     found = inspect_pair(
         str(DRAFTER),
         str(TARGET),

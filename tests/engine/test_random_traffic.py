@@ -1,4 +1,4 @@
-"""Any arrivals, hang-ups, resets and settings, in any order, on a real engine (hypothesis)."""
+"""Random arrivals, hang-ups, resets and settings in any order on a real engine (hypothesis)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.engines import (
 )
 
 pytestmark = pytest.mark.usefixtures("runner")
-# In Triton's interpreter, less of everything.
+# Less of everything in Triton's interpreter.
 PROMPTS = held_out_prompts(4 if USES_V2 else 10)
 TOKENS, MANY = (8, 24) if USES_V2 else (24, 40)
 SETTINGS = [
@@ -43,7 +43,7 @@ SETTINGS = [
     greedy(TOKENS, repetition_penalty=1.3, logprobs=1),
     greedy(TOKENS, structured_outputs=StructuredOutputsParams(regex=r"def [a-z_]{3,12}\(self\):")),
 ]
-if not USES_V2:  # whose kernel for top-k is none that the interpreter can run
+if not USES_V2:  # the interpreter cannot run V2's kernel for top-k
     # vLLM refuses n > 1 at temperature 0.
     SETTINGS.append(SamplingParams(n=2, top_k=1, max_tokens=16))
 PROMPT, SETTING = st.integers(0, len(PROMPTS) - 1), st.integers(0, len(SETTINGS) - 1)
@@ -55,7 +55,7 @@ def tokens_of(output: RequestOutput) -> Tokens:
 
 
 class Traffic(RuleBasedStateMachine):
-    """One engine for all runs, so that each finds what the ones before it left."""
+    """One engine for all runs, so that each run finds what earlier ones left behind."""
 
     llm: ClassVar[LLM]
     context: ClassVar[ContextRows]
@@ -75,7 +75,7 @@ class Traffic(RuleBasedStateMachine):
         self.live[name] = prompt, setting
         self.core.add_request(name, PROMPTS[prompt], SETTINGS[setting])
 
-    # No preconditions: who runs is the engine's affair, and what is drawn must not depend on it.
+    # No preconditions: the engine chooses which requests run, and draws must not depend on that.
     @rule(choice=st.integers(0, 99))
     def somebody_hangs_up(self, choice: int) -> None:
         if not self.live:
@@ -109,7 +109,7 @@ class Traffic(RuleBasedStateMachine):
         assert set(self.live) <= set(self.core.output_processor.external_req_ids)
 
     def teardown(self) -> None:
-        """Serve who is left; nothing of them stays."""
+        """Serve the remaining requests; check that nothing of them stays."""
         try:
             while self.core.has_unfinished_requests():
                 self.step()
@@ -122,7 +122,7 @@ class Traffic(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def expected() -> dict[tuple[int, int], Tokens]:
-    """What plain vLLM writes for every prompt and setting."""
+    """Tokens that plain vLLM writes for every prompt and setting."""
     choices = [(p, s) for p in range(len(PROMPTS)) for s in range(len(SETTINGS))]
     with engine(max_num_seqs=32) as llm:
         asked = [PROMPTS[p] for p, _ in choices], [SETTINGS[s] for _, s in choices]
@@ -145,7 +145,7 @@ if USES_V2:
 
 
 def random_traffic(seed: int, events: int) -> None:
-    """As hypothesis would have it. The first examples it draws are of one or two rules each."""
+    """Run random events as hypothesis would; its first examples have one or two rules each."""
     draw = random.Random(seed)
     traffic = Traffic()
     try:
@@ -170,7 +170,7 @@ def random_traffic(seed: int, events: int) -> None:
 @pytest.mark.parametrize(
     ("draft_length", "scheduling", "changes"),
     [
-        # V2 takes minutes for each, and asynchronous scheduling has more to go wrong.
+        # V2 takes minutes for each, and more can go wrong with asynchronous scheduling.
         pytest.param(
             *case,
             id=name,
@@ -206,8 +206,8 @@ def test_random_traffic(
             preempt(*args, **named)
 
         monkeypatch.setattr(scheduler, "_preempt_request", counted)
-        # Requests that repeat themselves end soon: events that need several of them come seldom
-        # where hypothesis draws.
+        # Requests that repeat themselves end soon: hypothesis seldom draws events that need
+        # several of them.
         for seed in (2, 4, 5):
             random_traffic(seed, events=60)
         if not USES_V2:
@@ -223,5 +223,5 @@ def test_random_traffic(
     assert min(Traffic.seen[event] for event in ("served", "hung up", "thrown out")) > 5
     assert stats["draft_tokens"] >= stats["accepted_tokens"] > 0
     assert stats["nan_drafts"] == 0
-    preempted = Traffic.seen["preempted"] - Traffic.seen["thrown out"]  # for want of blocks
+    preempted = Traffic.seen["preempted"] - Traffic.seen["thrown out"]  # too few blocks
     assert (preempted > 0) == ("num_gpu_blocks_override" in changes)

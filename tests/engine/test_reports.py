@@ -1,4 +1,4 @@
-"""Requests after public reports: each gets plain decoding's answer, and no one else's changes."""
+"""Requests from public bug reports: each gets plain decoding's answer and changes no other's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Logprobs = list[dict[int, float]]
 
 @dataclass
 class Found:
-    """What an engine answers."""
+    """Answers of an engine."""
 
     thinking: list[list[int]] = field(default_factory=list)
     in_chunks: list[list[int]] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Found:
     sessions: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """All tokens of a session, by where its first turn ends and how long the second's prompt is."""
     behind: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """What another request with the prefix of that session gets."""
+    """Tokens of another request that has that session as its prefix."""
 
 
 def find(llm: LLM, whole: list[list[int]]) -> Found:
-    """Everything; `whole`: plain decoding's text of each prompt."""
+    """Run all requests. `whole`: plain decoding's text of each prompt."""
     found = Found()
     encode = llm.get_tokenizer().encode
     for budgets in BUDGETS:
@@ -80,7 +80,7 @@ def find(llm: LLM, whole: list[list[int]]) -> Found:
     beside = [ends_at(logprobs=2), ends_at()]
     found.likeliest = [values(llm, PROMPTS[4:5], beside[:1])]
     if llm.llm_engine.vllm_config.speculative_config is not None:
-        # All at once. In plain decoding neighbours would change one another's.
+        # All at once. In plain decoding, neighbours would change each other's values.
         outputs = llm.generate(PROMPTS[:5], [*asked, beside[1], beside[0]], use_tqdm=False)
         found.scored += [rows(output.outputs[0].logprobs) for output in outputs[:3]]
         found.likeliest += [rows(outputs[4].outputs[0].logprobs)]
@@ -88,7 +88,7 @@ def find(llm: LLM, whole: list[list[int]]) -> Found:
         (number, least)
         for number, text in enumerate(whole)
         for least in range(1, TOKENS // 2)
-        if text[least] not in text[:least]  # first seen right where min_tokens lets it be
+        if text[least] not in text[:least]  # first seen just where min_tokens allows it
     ]
     params = [ends_at(stop_token_ids=[whole[n][least]], min_tokens=least) for n, least in cases]
     texts = token_ids(llm, [PROMPTS[number] for number, _ in cases], params)
@@ -115,7 +115,7 @@ def values(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> Logpro
 
 
 def session(llm: LLM, name: str, chunks: list[list[int]], params: SamplingParams) -> list[int]:
-    """All tokens of a session: each chunk of its prompt goes on behind the last turn's text."""
+    """Return all tokens of a session: each chunk of its prompt follows the last turn's text."""
     core, tasks = llm.llm_engine.engine_core, llm.supported_tasks
     tokens: list[int] = []
 
@@ -178,7 +178,7 @@ def test_tokens_are_plain_decodings(
 
 
 def test_budgets_end_their_own_thinking(plain: tuple[list[list[int]], Found]) -> None:
-    """So that comparing them means something."""
+    """Otherwise comparing them would mean nothing."""
     budgets = [budget for together in BUDGETS for budget in together]
     for budget, text in zip(budgets, plain[1].thinking, strict=True):
         assert budget is None or text[budget] == 3
@@ -192,7 +192,7 @@ def test_budgets_end_their_own_thinking(plain: tuple[list[list[int]], Found]) ->
 def test_scored_tokens_are_plain_decodings(
     ours: tuple[LLM, Found], plain: tuple[list[list[int]], Found]
 ) -> None:
-    """Also beside others that want other tokens scored, the likeliest ones, or none."""
+    """Also beside requests that want other tokens scored, the likeliest ones, or none."""
     for found, wanted in (
         (ours[1].scored, plain[1].scored),
         (ours[1].likeliest, plain[1].likeliest),
@@ -217,7 +217,7 @@ def test_scored_tokens_are_plain_decodings(
 def test_what_would_end_the_engine_is_refused(
     ours: tuple[LLM, Found], plain: tuple[list[list[int]], Found], on_v2: bool, asked: Any
 ) -> None:
-    """And everybody else is served. V1 has room for the last three."""
+    """All other requests are served. V1 accepts the last three."""
     llm, _ = ours
     if USES_V2 or not on_v2:
         with pytest.raises(VLLMValidationError, match=next(iter(asked))):

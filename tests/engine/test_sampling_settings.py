@@ -1,4 +1,4 @@
-"""Whatever a request asks for: with DFlash it gets what plain vLLM gives it, all at once."""
+"""With DFlash, requests get what plain vLLM gives them, whatever they ask for, all at once."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ SAMPLED = {
         SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.2, max_tokens=TOKENS)
     ],
 }
-if USES_V2:  # where test_crossed_requests.py has the others
+if USES_V2:  # test_crossed_requests.py has the others
     GREEDY = {name: GREEDY[name][-1:] for name in ("plain", "logprobs", "all together")}
     SAMPLED = {"seed": SAMPLED["seed"][:1] + SAMPLED["seed and penalties"]}
-else:  # V2's kernel for top-k is none that the interpreter can run
+else:  # the interpreter cannot run V2's kernel for top-k
     GREEDY["n"] = [SamplingParams(n=3, top_k=1, max_tokens=TOKENS)]
     SAMPLED["seed, top-k and top-p"] = [
         SamplingParams(temperature=0.9, seed=5, top_k=50, top_p=0.9, max_tokens=TOKENS)
@@ -86,7 +86,7 @@ EVERYTHING = [(name, one) for name, params in (GREEDY | SAMPLED).items() for one
 
 @dataclass
 class Completion:
-    """What a user sees of one sequence."""
+    """One sequence as a user sees it."""
 
     tokens: list[int]
     text: str
@@ -112,7 +112,7 @@ def completions(output: RequestOutput) -> list[Completion]:
 
 
 def run(llm: LLM, *names: str) -> dict[str, list[Completion]]:
-    """Settings of these names in one batch, neighbours of different kinds; by setting."""
+    """Run the settings of these names in one batch, kinds mixed; return the results by setting."""
     asked = [
         (name, params, prompt)
         for (name, params), prompt in zip(EVERYTHING, itertools.cycle(PROMPTS), strict=False)
@@ -131,7 +131,7 @@ class Runs:
     plain: dict[str, list[Completion]]
     ours: dict[str, list[Completion]]
     seeded: list[dict[str, list[Completion]]]
-    """Sampled ones without the others, before and after; at a fixed length only."""
+    """Sampled requests without the others, before and after; only at a fixed length."""
     refusals: dict[str, str]
     stats: dict[str, Any]
 
@@ -191,14 +191,14 @@ def test_logprobs_are_plain_vllms(runs: Runs, setting: str) -> None:
 
 @pytest.mark.parametrize("runner", ["v1"], indirect=True)
 def test_the_settings_do_what_they_say(runs: Runs) -> None:
-    """So that comparing them means something."""
+    """Otherwise comparing them would mean nothing."""
     lengths = [len(one.tokens) for one in runs.ours["max_tokens within a block"]]
     assert sorted(lengths) == [*range(1, 10)]
     for name in ("stop strings", "stop tokens", "min_tokens"):
         assert any(one.ended[0] == "stop" for one in runs.ours[name]), name
         assert any(len(one.tokens) % 8 for one in runs.ours[name]), name
     assert not any("self" in one.text for one in runs.ours["bad_words"][:1])
-    # This target may go on with blanks, which the grammar allows, until its tokens are used up.
+    # This target may write blanks, which the grammar allows, until its tokens are used up.
     assert re.match(r'\{\s*"name"\s*:\s*"', runs.ours["json schema"][0].text)
     assert re.fullmatch(PATTERN, runs.ours["regex"][0].text)
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -209,7 +209,7 @@ def test_the_settings_do_what_they_say(runs: Runs) -> None:
 @at_a_fixed_length
 @pytest.mark.parametrize("setting", SAMPLED)
 def test_a_seed_gives_the_same_tokens_again(runs: Runs, setting: str) -> None:
-    """In the same company: in another, plain vLLM's differ as well.
+    """With the same neighbours: with others, plain vLLM's tokens differ as well.
 
     Planned lengths depend on what was accepted before, and so does what a seed draws.
     """

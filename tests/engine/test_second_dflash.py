@@ -1,5 +1,5 @@
-"""The demo target with drafters that walk along candidates: text of plain vLLM, drafts of the
-reference."""
+"""The demo target with drafters that walk along candidates: plain vLLM's text, the reference's
+drafts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEW_TOKENS, PROMPTS = (24, held_out_prompts(4)) if USES_V2 else (48, held_out_pr
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    """Several requests, in chunks."""
+    """Return settings for several requests, in chunks."""
     return {"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes}
 
 
@@ -46,7 +46,7 @@ def plain() -> list[list[int]]:
 def test_acceptance_of_every_step_equals_the_reference(
     plain: list[list[int]], drafter: Path, least: float
 ) -> None:
-    """And the text is plain vLLM's."""
+    """The text is plain vLLM's, too."""
     tokens, stats = as_the_reference(drafter, PROMPTS, NEW_TOKENS, **settings())
     assert tokens == plain
     assert stats["nan_drafts"] == 0
@@ -64,7 +64,7 @@ def test_acceptance_of_every_step_equals_the_reference(
 def test_planned_lengths(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch, drafter: Path
 ) -> None:
-    """By the walk's own confidence: drafts are cut, and what is left is accepted more often."""
+    """The walk's own confidence decides: drafts are cut, and the rest is accepted more often."""
     fix_costs(monkeypatch)
     shares = []
     for length in ("fixed", "adaptive"):

@@ -1,10 +1,10 @@
-"""What starts on which GPU, and what then plans draft lengths: vLLM's own code on a faked CUDA.
+"""Which engines start on which GPU, and what plans draft lengths: vLLM's code on a faked CUDA.
 
-Of vLLM are the configs with all their validation, the choice of backends, attention layers, cache
+vLLM's own: the configs with all their validation, the choice of backends, attention layers, cache
 groups, `init_attn_backend`, adaptive verification's own checks, the mode of CUDA graphs and the
-list of those to capture. Ours: the plugin in the front end, and the speculator, which decides.
+list of graphs to capture. Ours: the plugin in the front end, and the speculator, which decides.
 
-Left out, since a device would be needed: weights, the constructors of metadata builders (a class
+Left out, because they need a device: weights, the constructors of metadata builders (a class
 stands for its instance), GDN layers (a stub with the real backend and cache spec), capture, and
 measuring costs. FlashInfer is a package of empty names, and compiled kernels are empty modules.
 """
@@ -28,9 +28,9 @@ from support.selection_table import (
     version,
 )
 
-# Read off vLLM's backends. FlashAttention takes any batch into a graph in version 3, and from vLLM
-# 0.33 on in version 4 (10.0). FlashInfer needs XQA's kernels (9.0, 12.0) for graphs of more than
-# one row a request, until 0.33, and those of large Blackwells (10.0) for ragged ones.
+# From vLLM's backends. FlashAttention 3 takes any batch into a graph, and so does version 4 (10.0)
+# from vLLM 0.33 on. Until 0.33, FlashInfer needs XQA's kernels (9.0, 12.0) for graphs of more than
+# one row a request. For ragged ones it needs those of large Blackwells (10.0).
 IS_0_33 = version() != "0.32"
 BY_BACKEND = {
     "8.0": (FEW, FEW if IS_0_33 else ANY, TRIMMED, TRIMMED, FEW),
@@ -57,7 +57,7 @@ def test_what_plans_by_capability_and_backend(table: list[Row]) -> None:
         if cell == Cell(cell.capability, cell.backend, cell.target):
             expected = BY_BACKEND[cell.capability][BACKENDS.index(cell.backend)]
             if cell.target == "hybrid" and expected == TRIMMED:
-                expected = FEW  # a state must not see what is trimmed
+                expected = FEW  # a state must not see trimmed drafts
             assert row.mechanism == expected, row
 
 
@@ -75,7 +75,7 @@ def test_what_plans_with_other_settings(table: list[Row]) -> None:
         elif cell.drafter_backend == "FLASHINFER" and is_ampere and not IS_0_33:
             expected = ANY  # the target could, but all layers share the mode of graphs
         else:
-            # However steps are scheduled.
+            # The way of scheduling makes no difference.
             expected = by_default[Cell(cell.capability, cell.backend, cell.target)]
         assert row.mechanism == expected, row
 
@@ -86,7 +86,7 @@ def test_it_is_trimmed_exactly_where_vllm_allows_it(table: list[Row]) -> None:
             is_trimmed = row.mechanism == TRIMMED
             assert (row.verdict == "") == (row.why == "") == is_trimmed, row
     failing = {row.verdict for row in table if row.cell.drafter_backend == "FLASHINFER"}
-    # Which vLLM does not check in advance; on 0.33 every backend has one.
+    # vLLM does not check this in advance; on 0.33 every backend has such a graph.
     assert ("no full graph was captured" in failing) is not IS_0_33
 
 

@@ -1,6 +1,6 @@
-"""Cached blocks bring the drafter's context along, also where their first owner never drafted.
+"""Cached blocks include the drafter's context, even if their first owner never drafted.
 
-Before they did, acceptance of later hits stayed at two thirds until the block was evicted.
+Before that, acceptance of later hits stayed at two thirds until the block was evicted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def llm(shared: LLM) -> LLM:
 
 @pytest.fixture(scope="module")
 def prompt(shared: LLM) -> list[int]:
-    """Two full blocks and a bit."""
+    """A prompt of two full blocks and a bit."""
     text = "".join(held_out_prompts(3))
     return shared.get_tokenizer().encode(text)[:70]
 
@@ -61,7 +61,7 @@ def drafts(llm: LLM, policy: FixedLength) -> None:
 
 
 def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
-    """Tokens of each verify step of a request that drafts all the time."""
+    """Return the tokens of each verify step of a request that drafts in every step."""
     drafts(llm, FixedLength(7))
     statistics = proposer_of(llm).host.statistics
     original = statistics.count_verified
@@ -79,7 +79,7 @@ def run(llm: LLM, *prompts: list[int], new_tokens: int = NEW_TOKENS) -> None:
 
 @pytest.fixture(scope="module")
 def expected(shared: LLM, prompt: list[int]) -> list[int]:
-    """From an empty cache."""
+    """Acceptance from an empty cache."""
     assert shared.reset_prefix_cache()
     proposer_of(shared).adapt_lengths(steady_costs(4))
     found = acceptance(shared, prompt)
@@ -119,7 +119,7 @@ def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: li
 def test_after_so_much_else_that_the_waiting_rows_went_round(
     llm: LLM, prompt: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that make space are stored."""
+    """Rows that must make space are stored."""
     monkeypatch.setattr(backlog_module, "MAX_ROWS", 288)  # a small ring
     proposer_of(llm).adapt_lengths(steady_costs(4))
     backlog = proposer_of(llm).host.backlog
@@ -135,13 +135,13 @@ def test_after_so_much_else_that_the_waiting_rows_went_round(
 
 
 def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt: list[int]) -> None:
-    """vLLM's scheduler pads such a request's first step with K drafts, which nobody made, and for
-    which a CPU's kernel reads outside its tensor. Ours does not: all that vLLM counts is ours."""
+    """vLLM's scheduler pads such a request's first step with K drafts that were never made. For
+    these a CPU kernel reads outside its tensor. Ours adds none: vLLM counts only our drafts."""
     drafts(llm, FixedLength(7))
     run(llm, prompt[:65], new_tokens=1)
 
     def counted() -> list[tuple[float, int]]:
-        """Verified and accepted drafts, by vLLM and by us."""
+        """Return verified and accepted drafts, as counted by vLLM and by us."""
         by_vllm = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
         (ours,) = llm.collective_rpc("dflash_stats")
         names = ("draft_tokens", "accepted_tokens")
@@ -158,8 +158,8 @@ def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt:
 
 
 def test_blocks_that_change_hands_leave_nothing_behind(llm: LLM, prompt: list[int]) -> None:
-    """Whoever gets them later is drafted as from an empty cache; ended requests leave no rows
-    but those of blocks that can be found again."""
+    """A later owner is drafted as from an empty cache. Ended requests leave only the rows of blocks
+    that can be found again."""
     drafts(llm, Never(7))
     run(llm, prompt)
     waiting = len(proposer_of(llm).host.backlog)

@@ -47,7 +47,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
 
 @pytest.fixture(scope="module")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pair, Any, Any]]:
-    """What two ranks drafted with each shape: the pair, the contexts, and what each rank told."""
+    """Results of two ranks with each shape: the pair, the contexts, and what each rank reported."""
     folder = tmp_path_factory.mktemp("ranks")
     tasks = []
     for name, (changes, options, _) in SHAPES.items():

@@ -1,4 +1,4 @@
-"""Tensor parallelism: one engine's text and acceptance, decided once, and nothing left behind."""
+"""Tensor parallelism: one rank's text and acceptance, decided once, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ POLICIES = ("fixed", "fixed-by-rank", "erratic", "planned")
 PROMPTS = held_out_prompts(8)
 TOKENS = 40
 ROUNDING = 1e-3
-"""Nat. Ranks add up their parts in another order than one rank does; in float32 that is all."""
+"""Nats. Ranks only add up their parts in another order than one rank does, in float32."""
 
 
 @dataclass
 class Run:
-    """What an engine did under each policy."""
+    """Results of an engine under each policy."""
 
     texts: dict[str, list[list[int]]] = field(default_factory=dict)
     steps: dict[str, list[list[int]]] = field(default_factory=dict)
     """Tokens that each step brought each prompt."""
     written_down: dict[str, list[Any]] = field(default_factory=dict)
-    """By each rank."""
+    """What each rank wrote down, by policy."""
     stats: list[dict[str, Any]] = field(default_factory=list)
-    """Counters of each rank, in the end."""
+    """Counters of each rank, at the end."""
     sampled_tokens: int = 0
-    """Written at temperature 1, half of them by a seed."""
+    """Tokens written at temperature 1, half of them with a seed."""
     costs: list[Any] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class Both:
     divergences: dict[str, list[list[Any]]]
     """Divergences of two ranks' texts from one rank's, by policy and prompt."""
     left_over: list[str]
-    """Processes and shared memory of the two ranks that were there after their engine's end."""
+    """Processes and shared memory of the two ranks that were left after their engine's end."""
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def both() -> Both:
             workers = [one for one in started if "resource_tracker" not in str(one.cmdline())]
             segments = {one for rank in llm.collective_rpc("shared_memory") for one in rank}
             assert len(workers) == 2
-            # vLLM's build for AVX2 has none: ranks talk through gloo there.
+            # vLLM's build for AVX2 has none: its ranks use gloo.
             has_collectives = hasattr(torch.ops._C, "init_shm_manager")
             assert any("cpushm" in one for one in segments) == has_collectives
             two = work(llm)
@@ -133,7 +133,7 @@ def both() -> Both:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_ranks_write_what_one_writes(both: Both, policy: str) -> None:
-    """The same text up to ties of float32; and where no tie came by, in the same steps."""
+    """The text is the same up to ties of float32; without a tie, the steps are the same, too."""
     found = both.divergences[policy]
     assert all(one.is_tie(ROUNDING) for text in found for one in text)
     alike = [number for number, text in enumerate(found) if not text]
@@ -141,17 +141,17 @@ def test_two_ranks_write_what_one_writes(both: Both, policy: str) -> None:
     for number in alike:
         assert both.two.steps[policy][number] == both.one.steps[policy][number]
     accepted = sum(new - 1 for text in both.two.steps[policy] for new in text)
-    assert accepted > 2 * len(PROMPTS)  # else steps would be alike whatever was drafted
+    assert accepted > 2 * len(PROMPTS)  # otherwise steps would be alike whatever was drafted
 
 
 def without_prices(decided: list[Any]) -> list[Any]:
-    """Those come of confidences, which are rounded otherwise on one rank."""
+    """Leave out prices: they come from confidences, which are rounded differently on one rank."""
     return [one[:-1] if isinstance(one, tuple) else one for one in decided]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_decisions_are_made_once(both: Both, policy: str) -> None:
-    """Under `erratic` each rank on its own would decide otherwise in every step."""
+    """Under `erratic`, each rank on its own would decide differently in every step."""
     (decided, drafted), (elsewhere, also_drafted) = both.two.written_down[policy]
     assert len(decided) > TOKENS // 4
     assert decided == elsewhere
@@ -165,7 +165,7 @@ def test_ranks_that_search_their_part_of_the_head_draft_the_same(both: Both) -> 
 
 
 def test_ranks_sample_alike(both: Both) -> None:
-    """Each by itself, and what they accept decides what they do next."""
+    """Each rank samples by itself, and what it accepts decides what it does next."""
     (decided, drafted), (elsewhere, also_drafted) = both.two.written_down["sampled"]
     assert both.two.sampled_tokens > 10 * len(PROMPTS)
     assert len(decided) > 5

@@ -24,7 +24,7 @@ PLACEHOLDER = -1
 
 Gate = Callable[..., Verification]
 Accept = Callable[[list[int], list[int], list[int]], list[int]]
-"""From a request's drafts, the target's choice behind each token it was given, and the sound
+"""From a request's drafts, the target's choice after each token it was given, and the correct
 tokens, to other tokens."""
 
 
@@ -40,7 +40,7 @@ def unverified(drafts: list[int], choices: list[int], sound: list[int]) -> list[
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, accept: Accept) -> None:
-    """Let engines of this process accept by another rule."""
+    """Make engines of this process accept by another rule."""
     original = rejection_sampler.rejection_sample
 
     def rejection_sample(
@@ -93,7 +93,7 @@ def dflash() -> Iterator[EngineAnswers]:
 
 @pytest.fixture
 def gate(plain: EngineAnswers, dflash: EngineAnswers) -> Gate:
-    """The gate on engines that run already: what is planted is looked up in every step."""
+    """The gate on running engines: these look up the planted rule in every step."""
 
     def verify_demo(**changes: Any) -> Verification:
         return verify(
@@ -146,7 +146,7 @@ def test_the_planting_itself_changes_nothing(gate: Gate, monkeypatch: pytest.Mon
 
 
 def test_a_close_second_is_a_tie(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rounding would have it: the second best token of a row where it is this close."""
+    """Take the second best token of a row if it is this close, as rounding might."""
     close = 0.1
     original = rejection_sampler.rejection_sample
 
@@ -163,7 +163,7 @@ def test_a_close_second_is_a_tie(gate: Gate, monkeypatch: pytest.MonkeyPatch) ->
     assert result.verdict == "lossless"
     for level in result.levels:
         assert level.regressions == 0
-        assert level.ties > level.with_ties > 0  # it goes on behind the first
+        assert level.ties > level.with_ties > 0  # it continues after the first
         assert level.worst is not None
         assert 0 < level.worst.regret < close + 1e-3
 
@@ -189,7 +189,7 @@ def test_regret_is_that_of_the_full_distribution(plain: EngineAnswers) -> None:
 def test_concurrency_is_exact(
     plain: EngineAnswers, dflash: EngineAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in flight, whatever the engine could take."""
+    """It limits the requests in flight, whatever the engine could take."""
     in_flight = []
     engine = dflash._engine
     step = engine.step

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"
 ENVIRONMENT = {
-    # What is compiled, and kept, of faulty code is not put where a user's lies.
+    # Compiled faulty code is not cached where a user's is.
     "XDG_CACHE_HOME": str(BUILD / "faults-cache"),
     "NUMBA_CACHE_LOCATOR_CLASSES": "faults.kept_code.KeptBySource,UserProvidedCacheLocator",
     "OMP_NUM_THREADS": "1",
@@ -38,7 +38,7 @@ class Copy:
         self._servers: dict[str, ForkServer] = {}
 
     def server(self, runner: str) -> ForkServer:
-        """Started when it is first asked for."""
+        """Return the runner's server, which starts at first use."""
         if runner not in self._servers:
             log = self.folder / f"{runner}.log"
             self._servers[runner] = ForkServer(self.project, runner, log)
@@ -46,7 +46,7 @@ class Copy:
 
     @contextmanager
     def planted(self, fault: Fault, number: int) -> Iterator[None]:
-        """With this fault. Its time is no other's: compiled files are known by time and size."""
+        """Plant a fault. The file's time is unique: compiled files are known by time and size."""
         path = self.project / fault.file
         path.write_text(fault.planted(ROOT))
         os.utime(path, (number, number))
@@ -56,13 +56,13 @@ class Copy:
             shutil.copy2(ROOT / fault.file, path)
 
     def end(self) -> None:
-        """Servers included."""
+        """End the servers."""
         for server in self._servers.values():
             server.end()
 
 
 def copy_project(folder: Path) -> None:
-    """Everything git knows or would add, as it lies here, and the same virtual environment."""
+    """Copy every file that git knows or would add, as it is now; link the virtual environment."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in listed.stdout.splitlines():
@@ -74,7 +74,7 @@ def copy_project(folder: Path) -> None:
 
 @contextmanager
 def copied() -> Iterator[Copy]:
-    """A copy that is gone afterwards."""
+    """Make a copy that is removed afterwards."""
     os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         copy = Copy(Path(folder))
@@ -85,7 +85,7 @@ def copied() -> Iterator[Copy]:
 
 
 def in_copies(jobs: int, tasks: Sequence[Callable[[Copy], Result]]) -> Iterator[Result]:
-    """Run each task in a copy that nobody else has meanwhile; results as they come."""
+    """Run each task in a copy that no other task has meanwhile; yield results as they come."""
     with ExitStack() as stack:
         free: SimpleQueue[Copy] = SimpleQueue()
         for _ in range(min(jobs, len(tasks))):

@@ -1,10 +1,10 @@
-"""Which statements of the package the unit tests execute, and which the engine tests do.
+"""Report which statements of the package are executed by unit tests and by engine tests.
 
     make coverage                        # measures what has changed: up to an hour
-    make coverage ARGS=--as-measured     # of what was measured before, where files are as they were
+    make coverage ARGS=--as-measured     # from earlier measurements, for files that are unchanged
 
-Counted are statements inside functions; all others run when a module is imported. What numba
-compiles is counted apart: nothing that watches Python sees it run.
+Only statements inside functions are counted; all others run when a module is imported. What numba
+compiles is counted separately: nothing that watches Python sees it run.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Lines:
 
     file: str
     seen: set[int]
-    """Those that can be seen to run."""
+    """Statements that can be seen to run."""
     compiled: set[int]
     unit: set[int]
     engine: set[int]
 
     @property
     def neither(self) -> list[int]:
-        """Executed by no test that was seen."""
+        """Statements that no measured test executed."""
         return sorted(self.seen - self.unit - self.engine)
 
     def row(self) -> dict[str, int]:
-        """Numbers of statements."""
+        """Return numbers of statements."""
         return {
             "statements": len(self.seen),
             "unit": len(self.seen & self.unit),
@@ -54,7 +54,7 @@ class Lines:
 
 
 def lines_of(source: PackageSource, records: Records) -> list[Lines]:
-    """Lines of every file of the package that has functions."""
+    """Return the lines of every file of the package that has functions."""
     parser = Coverage(data_file=None, config_file=False, messages=False)
     found = []
     for file, functions in source.functions.items():
@@ -75,7 +75,7 @@ def lines_of(source: PackageSource, records: Records) -> list[Lines]:
 
 
 def spans(lines: Iterable[int], functions: list[Function]) -> list[str]:
-    """`function 12-14, 17`, for each function in which some of these lines stand."""
+    """Return `function 12-14, 17` for each function that contains some of these lines."""
 
     def name_at(line: int) -> str:
         function = function_at(functions, line)

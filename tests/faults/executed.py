@@ -1,10 +1,10 @@
-"""A plugin of pytest: which functions and lines of the package each test executes.
+"""A pytest plugin that records which functions and lines of the package each test executes.
 
     pytest tests/unit -p faults.executed --executed build/executed
 
-writes a file for each file of tests. What a fixture of a module or a session executes counts for
-every test that uses it. Processes that a test starts are watched as well, where they end by
-themselves. What numba compiles is not seen.
+writes a file for each test file. What a module's or a session's fixture executes counts for every
+test that uses it. Processes that a test starts are watched as well, if they end by themselves.
+What numba compiles is not seen.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def digest(path: Path) -> str:
-    """Digest of a file's text; empty if there is none."""
+    """Return the digest of a file's text; empty if there is no file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
 
 def record_of(folder: Path, runner: str, test_file: str) -> Path:
-    """Where is written what a file of tests executed on a runner."""
+    """Return the path of a test file's record on a runner."""
     return folder / runner / test_file.replace("/", ".").replace(".py", ".json")
 
 
 class Executed:
-    """Watches, and writes when the session ends."""
+    """Watches tests, and writes the records when the session ends."""
 
     def __init__(self, root: Path, folder: Path):
         self.root, self.folder = root, folder
@@ -72,10 +72,10 @@ class Executed:
         self.coverage.start()
 
     def _switch(self, context: str) -> str:
-        """Count for somebody else from now on.
+        """Count for another context from now on.
 
         Returns:
-            For whom was counted.
+            The previous context.
         """
         before = os.environ.get("EXECUTED_BY", "")
         os.environ["EXECUTED_BY"] = context
@@ -168,7 +168,7 @@ def _context(fixture: Any) -> str:
 
 
 def _read(path: Path) -> CoverageData | None:
-    """What a process wrote; None if it was ended while writing."""
+    """Return what a process wrote; None if it was ended while writing."""
     data = CoverageData(str(path))
     try:
         data.read()

@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NAMES = ("shared", "v1", "v2", "decisions_v2", "trees", "tree_kernels")
 FRESH = ("fresh_planning_v1", "fresh_v2_tools", "fresh_second")
-"""Planted by people who had not read the tests."""
+"""Planted without having read the tests."""
 LISTS = tuple(HERE / f"{name}.toml" for name in NAMES + FRESH)
 OF_GPUS = (HERE / "cuda_fresh.toml",)
 """Planted by hand: `plant.py` has no emulated GPU to try them on."""
@@ -35,10 +35,10 @@ class Fault:
         return "/".join(parts[: 2 if parts[1:2] in (("v1",), ("v2",)) else 1]) or "plugin"
 
     def planted(self, root: Path) -> str:
-        """The file's text with the fault.
+        """Return the file's text with the fault.
 
         Raises:
-            ValueError: the text to replace is not there, or not only once.
+            ValueError: the text to replace does not occur exactly once.
         """
         text = (root / self.file).read_text()
         if text.count(self.old) != 1:
@@ -47,7 +47,7 @@ class Fault:
 
 
 def read_faults(lists: Iterable[Path] = LISTS) -> list[Fault]:
-    """All that are written down there; keys that are not a fault's are left out."""
+    """Return all faults of these lists; keys that are not a fault's are left out."""
     keys = {field.name for field in fields(Fault)}
     return [
         Fault(**{key: value for key, value in entry.items() if key in keys})

@@ -1,10 +1,10 @@
-"""A process that has imported what tests need, and forks a child for each run of tests.
+"""A process that has imported what tests need, and forks a child for each test run.
 
-Importing PyTorch, vLLM and the like takes 10 to 20 s, running the tests nearest to a function often
-less than one. What is imported is everything but the package itself and its tests: the child
-imports these from the copy of the project that the server was started in, as it is then.
+Importing PyTorch, vLLM and the like takes 10 to 20 s; running the tests nearest to a function often
+takes less than one. The server imports everything except the package and its tests. The child
+imports these from the copy of the project in which the server was started, as it is by then.
 
-A request is a line of JSON (`Request`), its answer another one (`Ended`).
+A request is a line of JSON (`Request`), and so is its answer (`Ended`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IMPORTED = {
     ),
     "v2": ("vllm.v1.worker.gpu.model_runner",),
 }
-"""By runner. V2 needs those of V1 as well."""
+"""Modules by runner. V2 needs those of V1 as well."""
 PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
 """Plugins of pytest that tests need."""
 
@@ -52,28 +52,28 @@ class Request:
 
     files: list[str]
     tests: list[str] | None = None
-    """Those alone, in this order; None: all of the files."""
+    """Only these, in this order; None: all tests of the files."""
     limits: dict[str, float] = field(default_factory=dict)
     """Seconds that a test may take."""
     arguments: list[str] = field(default_factory=list)
-    """More for pytest."""
+    """More arguments for pytest."""
     limit: float = 180.0
     """Limit of tests without one, and for finding tests."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of them."""
+    """Outcome of a test run."""
 
     code: int | None
-    """pytest's; None if it was killed, or died."""
+    """pytest's exit code; None if it was killed or died."""
     failed: str | None
-    """The first test, or file of tests, that failed. Of a child that hung or died, where it was."""
+    """The first test or test file that failed; for a child that hung or died, where it was."""
     seconds: float
 
 
 class ForkServer:
-    """The process, seen by who starts it."""
+    """The server process, as its parent sees it."""
 
     def __init__(self, copy: Path, runner: str, log: Path):
         paths = [str(copy), str(copy / "tests"), str(copy / "benchmarks")]
@@ -102,13 +102,13 @@ class ForkServer:
         return Ended(**json.loads(answer))
 
     def end(self) -> None:
-        """Children included."""
+        """End the server and its children."""
         self.process.terminate()
         self.process.wait()
 
 
 def serve(runner: str, log: Path) -> None:
-    """Answer requests until nobody asks any more."""
+    """Answer requests until there are no more."""
     # Whatever is printed while importing and testing goes elsewhere.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -169,7 +169,7 @@ def _run_in_child(runner: str, request: Request, log: Path) -> Ended:
 
 
 def _kill(child: int) -> None:
-    """With all that it started."""
+    """Kill the child and all processes it started."""
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:
@@ -177,7 +177,7 @@ def _kill(child: int) -> None:
 
 
 def _told(reading: int, request: Request) -> Iterator[tuple[str, str]]:
-    """What the child says, until it ends or a test takes longer than it may."""
+    """Yield the child's messages until it ends or a test exceeds its limit."""
     limit, unread = request.limit, b""
     until = time.monotonic() + limit
     while select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -195,13 +195,13 @@ def _told(reading: int, request: Request) -> Iterator[tuple[str, str]]:
 
 
 class Chosen:
-    """A plugin: the tests that were asked for, in their order, and what became of them."""
+    """A plugin that runs the requested tests in their order and reports their outcomes."""
 
     def __init__(self, tests: list[str] | None, told: IO[str]):
         self.tests, self.told = tests, told
 
     def tell(self, word: str, about: object) -> None:
-        """To the server."""
+        """Send a message to the server."""
         print(word, about, file=self.told, flush=True)
 
     @pytest.hookimpl(trylast=True)
@@ -224,9 +224,9 @@ class Chosen:
 
 
 def _test(runner: str, request: Request, told: IO[str]) -> int:
-    """In the child."""
+    """Run the tests, in the child."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Looking for plugins among all that is installed takes longer than most tests.
+    # Looking for plugins in all installed packages takes longer than most tests.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     arguments = [f"-p{name}" for name in ("no:cacheprovider", *PLUGINS)]
     arguments += ["-q", "--timeout=0", f"--runner={runner}"]

@@ -1,8 +1,8 @@
-"""Where numba keeps compiled functions while faults are planted: by what each is made of.
+"""Numba's cache of compiled functions while faults are planted, keyed by each function's source.
 
-The package keeps them by the sources of the whole room `planning`, so that an edit of one line has
-all of them compiled anew. Here one is compiled anew only if itself changed, or something that it
-mentions, directly or not. numba takes the class from NUMBA_CACHE_LOCATOR_CLASSES, in every process.
+The package keys them by the sources of the whole room `planning`, so an edit of one line recompiles
+all of them. Here a function is recompiled only if it changed, or something it mentions, directly or
+not. numba takes the class from NUMBA_CACHE_LOCATOR_CLASSES, in every process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
 class Statement(NamedTuple):
-    """One of a module: a function, a constant, the fields of a class."""
+    """A statement of a module: a function, a constant, the fields of a class."""
 
     text: str
     mentions: frozenset[str]
@@ -31,7 +31,7 @@ class Statement(NamedTuple):
 
 @cache
 def _statements(folder: Path) -> dict[str, list[Statement]]:
-    """Statements of all modules of a folder, by the name that they define."""
+    """Return the statements of all modules of a folder, by the name that they define."""
     found: dict[str, list[Statement]] = {}
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -47,7 +47,7 @@ def _statements(folder: Path) -> dict[str, list[Statement]]:
 
 
 def digest_of(folder: Path, name: str) -> str:
-    """Digest of a function and of all that it mentions in its folder, by name."""
+    """Return the digest of a function and of all that it mentions in its folder, by name."""
     statements = _statements(folder)
     waiting, seen = [name], set()
     while waiting:
@@ -59,7 +59,7 @@ def digest_of(folder: Path, name: str) -> str:
 
 
 class KeptBySource(UserProvidedCacheLocator):
-    """For functions of `planning`; others are kept as numba does it."""
+    """Keeps functions of `planning`; numba keeps others as usual."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str):
         super().__init__(py_func, py_file)

@@ -1,10 +1,10 @@
-"""What `make mutants` found: caught and survived by file, for docs/engineering/faults.md.
+"""Report what `make mutants` found: caught and survived by file, for docs/engineering/faults.md.
 
-    scripts/run.sh python tests/faults/mutants.py              # the table, and who survived
-    scripts/run.sh python tests/faults/mutants.py planning     # only of files whose name holds this
+    scripts/run.sh python tests/faults/mutants.py              # the table, and the survivors
+    scripts/run.sh python tests/faults/mutants.py planning     # only files whose name contains this
 
-`equivalent.toml` lists the mutants that change nothing anybody could see, each with the reason.
-They are known by function and line, so they are found again after other changes.
+`equivalent.toml` lists the mutants that make no visible difference, each with the reason.
+They are identified by function and line, so they are found again after other changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAUGHT = ("killed", "timeout", "segfault", "caught by type check")
 
 @dataclass(frozen=True)
 class Change:
-    """An edit of one function: the lines that went, and those that came."""
+    """An edit of one function: the lines removed and the lines added."""
 
     function: str
     old: str
@@ -36,14 +36,14 @@ class Change:
 
 
 def function_of(mutant: str) -> str:
-    """`package.module.Class.method` of mutmut's name for a mutant of it."""
+    """Return `package.module.Class.method` for mutmut's name of a mutant."""
     name = mutant.rpartition("__mutmut_")[0]
     module, _, mangled = name.rpartition(".")
     return f"{module}.{re.sub('^x_', '', mangled.removeprefix('xǁ').replace('ǁ', '.'))}"
 
 
 def change_of(mutant: str, path: Path) -> Change:
-    """What a mutant is."""
+    """Return the change that a mutant makes."""
     lines = get_diff_for_mutant(mutant, path=path).splitlines()[2:]
 
     def marked(sign: str) -> str:
@@ -53,13 +53,13 @@ def change_of(mutant: str, path: Path) -> Change:
 
 
 def read_equivalent() -> set[Change]:
-    """Those that nobody can see."""
+    """Read the changes that make no visible difference."""
     entries = tomllib.loads(EQUIVALENT.read_text())["mutant"]
     return {Change(e["function"], e["old"].strip(), e["new"].strip()) for e in entries}
 
 
 def files() -> Iterator[tuple[Path, dict[str, int | None]]]:
-    """Every file with mutants, and mutmut's exit code for each of them."""
+    """Yield every file with mutants, and mutmut's exit code for each mutant."""
     for meta in sorted(MUTANTS.rglob("*.py.meta")):
         codes = json.loads(meta.read_text())["exit_code_by_key"]
         if codes:

@@ -1,8 +1,9 @@
-"""Which tests execute a function, measured once; the quickest first.
+"""Find the tests that execute a function, measured once; the quickest first.
 
-A record is kept for each file of tests and each model runner, in build/executed. One of unit tests
-is made anew when the tests or something that they execute has changed. One of engine tests, which
-take an hour all together, only when the tests have: to find tests by, it does for longer.
+A record is kept for each test file and each model runner, in build/executed. A record of unit tests
+is renewed when the tests or something that they execute has changed. A record of engine tests,
+which take an hour in total, is renewed only when the tests have changed: to find tests, it stays
+good for longer.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ ENGINE = ("engine", "server", "cluster")
 """Folders of tests that start engines."""
 OF_ONE_RUNNER = ("server", "cluster")
 NOT_TRIED = ("tests/unit/test_planted_faults.py",)
-"""They fail of any fault: it no longer fits."""
+"""They fail with any fault planted, because its edit no longer fits."""
 SLOWER = 6.0
-"""How many times the measured time a test may take, beside a minute."""
+"""A test may take a minute plus this many times its measured time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class MeasuredTest:
 
     @property
     def file(self) -> str:
-        """In which it stands."""
+        """File of the test."""
         return self.name.partition("::")[0]
 
     @property
@@ -50,7 +51,7 @@ class MeasuredTest:
 
 @dataclass(frozen=True)
 class Record:
-    """What a file of tests executes on one runner, and what it was like then."""
+    """What a test file executes on one runner, with digests of that time."""
 
     runner: str
     file: str
@@ -62,32 +63,32 @@ class Record:
         return self.file.split("/")[1]
 
     def is_fresh(self, root: Path, *, sources_too: bool) -> bool:
-        """Whether its tests are as they were, and what they execute, if that matters."""
+        """Return whether its tests are unchanged and, with `sources_too`, what they execute."""
         sources = self.told["sources"] if sources_too else {}
         known = {self.file: self.told["digest"], **sources}
         return all(digest(root / file) == before for file, before in known.items())
 
     def tests(self) -> list[MeasuredTest]:
-        """All, also those that did not pass."""
+        """Return all tests, also those that did not pass."""
         return [
             MeasuredTest(self.runner, one["name"], one["seconds"]) for one in self.told["tests"]
         ]
 
     def passing(self, numbers: Iterable[int] | None = None) -> list[MeasuredTest]:
-        """Tests of these numbers, or all, that passed without a fault."""
+        """Return tests of these numbers, or all, that passed without a fault."""
         tests, told = self.tests(), self.told["tests"]
         chosen = range(len(tests)) if numbers is None else numbers
         return [tests[number] for number in chosen if told[number]["passed"]]
 
 
 class Records:
-    """All that there are of a project."""
+    """All records of a project."""
 
     def __init__(self, root: Path, folder: Path):
         self.root, self.folder = root, folder
 
     def files(self, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
-        """Runner and file of all tests of these kinds."""
+        """Return runner and file of all tests of these kinds."""
         found = []
         for kind in kinds:
             for path in sorted((self.root / "tests" / kind).rglob("test_*.py")):
@@ -96,12 +97,12 @@ class Records:
         return [(runner, file) for runner, file in found if file not in NOT_TRIED]
 
     def read(self, runner: str, file: str) -> Record | None:
-        """One, if it was made."""
+        """Return a record, if it was made."""
         path = record_of(self.folder, runner, file)
         return Record(runner, file, json.loads(path.read_text())) if path.exists() else None
 
     def stale(self, kinds: tuple[str, ...], *, strictly: bool = False) -> list[tuple[str, str]]:
-        """Runner and file of those that have to be made; strictly: engine tests' like others'."""
+        """Return runner and file of records to make; `strictly`: engine tests' like unit tests'."""
         found = []
         for runner, file in self.files(kinds):
             record = self.read(runner, file)
@@ -111,7 +112,7 @@ class Records:
         return found
 
     def batches(self, todo: list[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-        """Runner and files of tests to be run together: unit tests by folder, others alone."""
+        """Return runner and files of tests to run together: unit tests by folder, others alone."""
         found: dict[tuple[str, str], list[str]] = {}
         for runner, file in todo:
             at = str(Path(file).parent) if file.split("/")[1] == UNIT else file
@@ -119,10 +120,10 @@ class Records:
         return [(runner, files) for (runner, _), files in found.items()]
 
     def measure(self, server: ForkServer, runner: str, files: list[str]) -> str:
-        """Run tests of a clean copy, watched.
+        """Run and watch the tests of a clean copy.
 
         Returns:
-            What is to be said of it.
+            A message about it.
         """
         paths = [record_of(self.folder, runner, file) for file in files]
         for path in paths:
@@ -140,12 +141,12 @@ class Records:
 
     @cached_property
     def all(self) -> list[Record]:
-        """As they are now."""
+        """All records, as they are now."""
         found = (self.read(*one) for one in self.files((UNIT, *ENGINE)))
         return [record for record in found if record is not None]
 
     def executing(self, functions: list[Function]) -> list[MeasuredTest]:
-        """Tests that execute one of these."""
+        """Return tests that execute one of these functions."""
         keys = {function.key for function in functions}
         found = []
         for record in self.all:
@@ -155,7 +156,7 @@ class Records:
         return found
 
     def reaching(self, file: str, lines: set[int]) -> set[tuple[str, str]]:
-        """Runner and file of tests that execute one of these lines, where it stands as it did."""
+        """Return runner and file of tests that execute one of these lines in the unchanged file."""
         now = digest(self.root / file)
         return {
             (one.runner, one.file)
@@ -164,22 +165,22 @@ class Records:
         }
 
     def of_folder(self, folder: str) -> list[MeasuredTest]:
-        """All tests below a folder."""
+        """Return all tests below a folder."""
         records = [one for one in self.all if one.file.startswith(folder)]
         return [test for one in records for test in one.passing()]
 
     def mentioning(self, words: set[str]) -> list[MeasuredTest]:
-        """Tests of files in which one of these words occurs."""
+        """Return tests of files in which one of these words occurs."""
         texts = {one.file: (self.root / one.file).read_text() for one in self.all}
         files = {file for file, text in texts.items() if any(word in text for word in words)}
         return [test for file in sorted(files) for test in self.of_folder(file)]
 
 
 def nearest(records: Records, source: PackageSource, file: str, planted: str) -> list[MeasuredTest]:
-    """Tests that execute what an edit of a file changes.
+    """Return tests that execute what an edit of a file changes.
 
-    Where none was seen to, because another process does or numba compiled it: those that execute
-    what mentions it, those of the file, those that mention its name.
+    If none was seen to, because another process does or numba compiled it: tests that execute what
+    mentions it, else those of the file, else those that mention its name.
     """
     edited = source.edited(file, planted)
     entries = source.entries(edited) or source.functions.get(file, [])
@@ -194,12 +195,12 @@ def nearest(records: Records, source: PackageSource, file: str, planted: str) ->
 def quickest(
     tests: list[MeasuredTest], cap: float, first: Container[tuple[str, str]] = ()
 ) -> list[MeasuredTest]:
-    """Files in the order of what their tests take together, until that is more than the cap.
+    """Return tests in the order of their files' total times, until the total exceeds the cap.
 
-    Tests of a file stay together, for they share engines.
+    Tests of a file stay together, because they share engines.
 
     Args:
-        first: runner and file of those that come before all others.
+        first: runner and file of tests that come before all others.
     """
     by_file: dict[tuple[str, str], list[MeasuredTest]] = {}
     for test in tests:
@@ -216,7 +217,7 @@ def quickest(
 
 
 def request_for(tests: list[MeasuredTest]) -> Request:
-    """Run these, until one fails."""
+    """Return a request to run these tests until one fails."""
     return Request(
         files=list(dict.fromkeys(test.file for test in tests)),
         tests=[test.name for test in tests],

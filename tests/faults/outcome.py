@@ -1,4 +1,4 @@
-"""What the tests said of faults: kept from run to run, and reported."""
+"""Outcomes of planted faults: kept from run to run, and reported."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from faults.nearest import UNIT
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said of a fault."""
+    """Outcome of one fault."""
 
     name: str
     by: str | None
-    """The first test that failed; None: it survived."""
+    """The first test that failed; None if the fault survived."""
     stage: str
-    """Which tests those were: `unit` (of `make check`), `unit v2`, `engine`, `engine v2`. The last
-    that were tried, of one that survived."""
+    """Stage of that test: `unit` (of `make check`), `unit v2`, `engine`, `engine v2`. For a fault
+    that survived, the last stage tried."""
     seconds: float
     fault: str
     """Its edit (`print_of`); an outcome of another edit does not count."""
 
 
 def print_of(fault: Fault) -> str:
-    """What an outcome is of."""
+    """Return what identifies the fault's edit."""
     return json.dumps([fault.old, fault.new])
 
 
 def known_outcomes(results: Path, faults: list[Fault]) -> dict[str, Outcome]:
-    """Outcomes of earlier runs, for faults that are still the same."""
+    """Return outcomes of earlier runs, for faults that are still the same."""
     if not results.exists():
         return {}
     told = [json.loads(line) for line in results.read_text().splitlines()]
@@ -59,7 +59,7 @@ def _counts(those: Iterable[Fault], outcomes: dict[str, Outcome]) -> list[str]:
 
 
 def report(faults: list[Fault], outcomes: dict[str, Outcome]) -> None:
-    """Who was caught by what, by file and by room; then the survivors."""
+    """Print how many faults each stage caught, by file and by room; then the survivors."""
     by_what: tuple[tuple[str, Callable[[Fault], str]], ...] = (
         ("file", lambda fault: fault.file.removeprefix("vllm_dflash/")),
         ("room", lambda fault: fault.room),

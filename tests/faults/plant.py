@@ -1,12 +1,12 @@
 """Plant one fault after the other, and see whether the tests notice.
 
-    make faults                                   # all of them; goes on where it was broken off
+    make faults                                   # all of them; continues where it was interrupted
     make faults ARGS="--only v1-context-one-late"
-    make faults ARGS="--unit --from FILE.toml"    # unit tests alone, faults of another list
+    make faults ARGS="--unit --from FILE.toml"    # only unit tests, faults of another list
 
-Each is planted in a copy of the project, and the nearest tests run there, quick ones first, until
+Each fault is planted in a copy of the project, and the nearest tests run, quick ones first, until
 one fails: unit tests that execute the faulty function, other unit tests of that room, then engine
-tests that execute it. What passes them all has survived.
+tests that execute it. A fault that passes them all has survived.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RESULTS = BUILD / "faults.jsonl"
 NEAREST_UNIT_S = 300.0
 OTHER_UNIT_S = 60.0
 ENGINE_S = 240.0
-"""What the tests of a stage may take together, as measured without a fault."""
+"""Seconds that the tests of a stage may take in total, as measured without a fault."""
 
 
 def stages(
     fault: Fault, records: Records, source: PackageSource
 ) -> Iterator[tuple[str, list[MeasuredTest]]]:
-    """Tests to run, the nearest first, by the name of their stage."""
+    """Yield tests to run, the nearest first, with the name of their stage."""
     planted = fault.planted(ROOT)
     tests = nearest(records, source, fault.file, planted)
     lines = edited_lines((ROOT / fault.file).read_text(), planted)
@@ -67,7 +67,7 @@ def stages(
 
 
 class Planting:
-    """Tries faults, one at a time in each copy: unit tests, or the engine tests behind them."""
+    """Tries faults, one at a time in each copy: by unit tests, or by engine tests after them."""
 
     def __init__(self, records: Records, *, unit_only: bool):
         self.records, self.unit_only = records, unit_only
@@ -89,7 +89,7 @@ class Planting:
 
 
 def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -> Records:
-    """What tests of these kinds execute, measured where it was not yet."""
+    """Return what tests of these kinds execute; measure what is missing."""
     records = Records(ROOT, BUILD / "executed")
     if todo := records.stale(kinds, strictly=strictly):
         print(f"what {len(todo)} files of tests execute is measured first", flush=True)
@@ -103,7 +103,7 @@ def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -
 
 
 def read_settings() -> argparse.Namespace:
-    """Settings of the command line."""
+    """Read the settings of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
     parser.add_argument("--from", nargs="+", type=Path, default=LISTS, dest="lists", metavar="TOML")
@@ -115,14 +115,14 @@ def read_settings() -> argparse.Namespace:
 
 
 def is_to_be_tried(outcome: Outcome | None, *, unit_only: bool) -> bool:
-    """By unit tests, if nothing is known; by engine tests, if those let it pass."""
+    """Return whether to try it: by unit tests if new, by engine tests if those let it pass."""
     if outcome is None:
         return unit_only
     return not unit_only and outcome.by is None and outcome.stage.startswith(UNIT)
 
 
 def main() -> None:
-    """Try what was not tried yet."""
+    """Try the faults that were not tried yet."""
     settings = read_settings()
     faults = read_faults(settings.lists)
     if settings.only:
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def try_all(planting: Planting, todo: list[Fault], jobs: int) -> Iterator[Outcome]:
-    """Outcomes as they come, kept and told."""
+    """Yield outcomes as they come; save and print each."""
     tasks = [
         partial(planting.try_fault, fault, number) for number, fault in enumerate(todo, start=1)
     ]
@@ -162,7 +162,7 @@ def try_all(planting: Planting, todo: list[Fault], jobs: int) -> Iterator[Outcom
 
 
 def check_those_that_caught(tried: list[Outcome]) -> None:
-    """Say which of the tests fail without a fault as well, now: they have caught nothing."""
+    """Print which of the tests now fail without a fault as well: they have caught nothing."""
     with copied() as copy:
         for runner in RUNNERS:
             caught = (one.by for one in tried if one.stage.endswith("v2") == (runner == "v2"))

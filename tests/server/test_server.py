@@ -18,7 +18,7 @@ from support.servers import MODEL, VLLM, Server, serving
 from support.waiting import wait_until
 
 PROMPT = held_out_prompts(87)[-1]
-"""Its first 48 tokens are each the best by 0.3 nat: in bfloat16, too, whatever the batch."""
+"""Each of the first 48 tokens after it is best by 0.3 nat: also in bfloat16, in any batch."""
 
 
 def dflash(drafter: Path) -> list[str]:
@@ -93,7 +93,7 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     before = figure("step_seconds")
     for prompt in held_out_prompts(4):
         server.complete(prompt)
-    # What is left is sent when the engine runs dry.
+    # The rest is sent when the engine has no more requests.
     wait_until(lambda: figure("step_seconds") > before, "figures of these steps")
     assert 0 < figure("planning_seconds") < figure("step_seconds")
     assert figure("drafted_steps") + figure("skipped_steps") > 0
@@ -103,7 +103,7 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     assert accepted >= figure("free_accepted_tokens")
     assert verified > 0
-    assert verified - free <= figure("planned_tokens")  # the last of a request's are not verified
+    assert verified - free <= figure("planned_tokens")  # a request's last ones are not verified
     drafts = server.metric("vllm:spec_decode_num_drafts_total")
     assert drafts <= figure("drafted_requests") + free
     made = server.metric("vllm:generation_tokens_total")
@@ -137,7 +137,7 @@ def test_chat(server: Server) -> None:
 
 
 def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:
-    """One such request ended the engine for everybody, in any step that verified drafts."""
+    """One such request used to end the engine for all, in any step that verified drafts."""
 
     def scores() -> list[float]:
         body: dict[str, Any] = {"model": MODEL, "query": PROMPT, "items": [" self", ":"]}

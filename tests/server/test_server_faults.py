@@ -1,4 +1,4 @@
-"""A server whose engine is killed, or whose disk is full, says so and leaves: in bounded time."""
+"""A server whose engine is killed, or whose disk is full, says so and exits in bounded time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DFLASH = ["--speculative-config.method=dflash"]
 
 
 def test_the_engine_is_killed_under_load(tmp_path: Path) -> None:
-    """Clients get an error, not silence; the server leaves by itself, and nothing stays behind.
+    """Clients get an error, not silence; the server exits by itself, and nothing stays behind.
 
-    Its drafter lies in a folder that cannot be written to, which is nothing that it needs.
+    Its drafter is in a read-only folder, where it need not write.
     """
     drafter = tmp_path / "drafter"
     shutil.copytree(DRAFTER, drafter)
@@ -38,7 +38,7 @@ def test_the_engine_is_killed_under_load(tmp_path: Path) -> None:
         kill_the_engine(server)
         assert "is active" in server.log.read_text()
     finally:
-        # Its log is full of the engine's death, which `serving` would take for a fault.
+        # Its log is full of the engine's death, which `serving` would treat as a fault.
         server.log.write_text("")
         running.__exit__(None, None, None)
     assert sorted(path.name for path in drafter.iterdir()) == ["config.json", "model.safetensors"]
@@ -65,7 +65,7 @@ def kill_the_engine(server: Server) -> None:
 
 
 def endless(server: Server, prompt: str, endings: list[str]) -> None:
-    """A client who asks again as long as he is answered."""
+    """A client that asks again as long as it is answered."""
     while True:
         try:
             with server.client.completions.create(
@@ -86,14 +86,14 @@ def endless(server: Server, prompt: str, endings: list[str]) -> None:
             return
 
 
-# A file system of 64 KiB in a namespace of its own, which needs no rights where that is allowed.
+# A file system of 64 KiB in its own namespace, which needs no rights where that is allowed.
 IN_NO_ROOM = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 MOUNT = 'mount -t tmpfs -o size=64k tmpfs "$0"'
 
 
 @pytest.mark.slow  # a minute and a half, most of it to compile
 def test_a_disk_that_is_full_when_the_models_are_compiled(tmp_path: Path) -> None:
-    """The server says so and ends."""
+    """The server says so and exits."""
     if subprocess.run([*IN_NO_ROOM, MOUNT, tmp_path], capture_output=True).returncode:
         pytest.skip("this system lets nobody mount a file system of his own")
     command = [VLLM, "serve", str(TARGET), "--port=0", "--max-model-len=128", *DFLASH]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.server
 
 
 def test_a_short_soak(tmp_path: Path) -> None:
-    """All but what takes minutes to show: memory still fills, and seconds are noisy."""
+    """All checks except those that need minutes: memory still fills, and seconds are noisy."""
     settings = Settings(
         pair=DEMO,
         prompts=DEMO / "held_out.jsonl",

@@ -1,4 +1,4 @@
-"""What tests of several rooms share: pairs, engines, servers, clusters, watchers."""
+"""Shared by tests of several rooms: pairs, engines, servers, clusters, watchers."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,6 @@ TESTS = ROOT / "tests"
 
 
 def importing_support() -> dict[str, str]:
-    """Environment of a process that is to find this package, too."""
+    """Return the environment of a process that must find this package, too."""
     paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

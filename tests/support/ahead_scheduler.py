@@ -1,4 +1,4 @@
-"""`engine/v2/scheduling.py` and `trimming.py` for the simulated pipeline: ours in them."""
+"""`engine/v2/scheduling.py` and `trimming.py` for the simulated pipeline, with ours in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 
 
 class Ours:
-    """Drives an `AheadPlanner` that is started."""
+    """Drives a started `AheadPlanner`."""
 
     may_draft = True
 
@@ -72,7 +72,7 @@ class OurBudget:
         for slot in slots[scheduled.is_fresh]:
             self.recent.forget(slot)
         self.recent.add(slots, chances[slots])
-        most, decodes = int(drafts.sum()), slots >= 0  # who comes has all of its prompt computed
+        most, decodes = int(drafts.sum()), slots >= 0  # a new request has its whole prompt computed
         if not most:
             return 0
         load = Load(

@@ -1,4 +1,4 @@
-"""Stands in for an engine in a child process: no vLLM, but what can go wrong with it."""
+"""Replaces an engine in a child process: no vLLM, but what can go wrong with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Answers:
         sys.exit(3)
 
     def start_process(self) -> None:
-        """One that nothing but SIGKILL ends; its parent waits for it when leaving."""
+        """Start a process that only SIGKILL ends; its parent waits for it when exiting."""
         multiprocessing.get_context("fork").Process(target=_stay).start()
 
     def hang(self) -> None:

@@ -1,4 +1,4 @@
-"""Our schedulers for V2 without vLLM's below them, and what passes between them and workers."""
+"""Our schedulers for V2 without vLLM's below them, and what they exchange with workers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.step import BLOCK
 
 CONTEXT_TOKENS = 100
-"""Context of every request there could be."""
+"""Context of every request."""
 MAX_LEN = 4096
 
 
 def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> Any:
-    """One that decodes, with places for so many drafts, and so many tokens to come."""
+    """Return a request that decodes, with places for `places` drafts and `left` tokens to come."""
     return SimpleNamespace(
         num_computed_tokens=computed,
         num_tokens=computed + 1,
@@ -41,8 +41,8 @@ def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> 
 def take_vllm_out(
     monkeypatch: pytest.MonkeyPatch, max_draft: int, *, is_async: bool = True, tree_nodes: int = 0
 ) -> None:
-    """From now on vLLM's schedulers do nothing, and ours plan up to so many drafts, and places for
-    trees of so many nodes."""
+    """Make vLLM's schedulers do nothing, and ours plan up to `max_draft` drafts and places for
+    trees of `tree_nodes` nodes."""
     requests = SimpleNamespace(get=lambda _: request())
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
@@ -72,7 +72,7 @@ def take_vllm_out(
     )
     monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
-    # Steps that take no time would be planned once in a while.
+    # Steps that take no time would be planned only now and then.
     monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
 
 
@@ -88,12 +88,12 @@ def step(
     """A scheduled step and its output.
 
     Args:
-        drafts: that each request had places for.
-        produced: tokens that each got.
-        rows: of each; one and its drafts unless stated.
-        next_drafts: places for those that the step makes.
-        source: whose the drafts were.
-        admitted: drafts of each that were verified, 0 of placeholders; all unless stated.
+        drafts: number of drafts that each request had places for.
+        produced: tokens that each request got.
+        rows: of each request; one and its drafts by default.
+        next_drafts: places for the drafts that the step makes.
+        source: source of the drafts.
+        admitted: each request's drafts that were verified, 0 for placeholders; all by default.
     """
     rows = rows or {name: 1 + k for name, k in drafts.items()}
     scheduled = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What `planning.chances` learns, one draft at a time, in plain Python."""
+"""`planning.chances` in plain Python, which learns one draft at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Calibration:
         self.accepted: Floats = np.zeros_like(self.seen)
 
     def observe(self, confidence: Floats, tried: Ints, right: Ints) -> None:
-        """Blocks [D, w] of which `tried` drafts were verified, `right` accepted, [D] each."""
+        """Learn from blocks [D, w]: `tried` drafts were verified, `right` accepted, [D] each."""
         counts = [min(r + 1, t) for r, t in zip(right, tried, strict=True)]
         for table in (self.seen, self.accepted):
             table *= 0.5 ** (sum(counts) / HALF_LIFE_TOKENS)
@@ -43,7 +43,7 @@ class Calibration:
 
     @property
     def rates(self) -> Floats:
-        """[K, knots]."""
+        """Acceptance rates, [K, knots]."""
         rates = np.zeros_like(self.seen)
         for knot, own_word in enumerate(CONFIDENCE_KNOTS):
             pooled = self.accepted[:, knot].sum() + PRIOR_TOKENS * own_word
@@ -53,7 +53,7 @@ class Calibration:
         return rates
 
     def acceptance(self, confidence: Floats) -> Floats:
-        """[D, w] to [D, w]."""
+        """Return the acceptance for confidences, [D, w] to [D, w]."""
         rates = self.rates
         return np.array(
             [
@@ -64,7 +64,7 @@ class Calibration:
 
 
 class Bias:
-    """Bias of so many requests."""
+    """Bias of `num_rows` requests."""
 
     def __init__(self, num_rows: int) -> None:
         self.requests = np.zeros((num_rows, 2))
@@ -74,7 +74,7 @@ class Bias:
         self.requests[rows] = 0.0
 
     def observe(self, rows: Ints, expected: Floats, accepted: Ints) -> None:
-        """Tokens expected and accepted of D requests, [D] each."""
+        """Learn from expected and accepted tokens of D requests, [D] each."""
         for row, *came in zip(rows, expected, accepted, strict=True):
             self.requests[row] = REQUEST_MEMORY * self.requests[row] + came
         self.everybody *= GLOBAL_MEMORY ** len(rows)
@@ -85,19 +85,19 @@ class Bias:
         return float(accepted / expected)
 
     def of(self, rows: Ints) -> Floats:
-        """[D]."""
+        """Return the bias of these requests, [D]."""
         prior = BIAS_PRIOR_TOKENS * self.of_everybody()
         return (self.requests[rows, 1] + prior) / (self.requests[rows, 0] + BIAS_PRIOR_TOKENS)
 
 
 def bias_of_all(chances: Chances) -> float:
-    """Accepted against expected tokens of late, of everybody."""
+    """Return recently accepted relative to expected tokens, over all requests."""
     expected, accepted = chances.bias_of_all + BIAS_PRIOR_TOKENS
     return float(accepted / expected)
 
 
 def bias_of(chances: Chances, rows: Ints) -> Floats:
-    """The same of some requests, [D]: by how much survival of a sure draft is corrected."""
+    """Return the same for some requests, [D]: the correction of a sure draft's survival."""
     sure = Chances.of(1, len(chances.bias))
     sure.rates[:] = 0.5
     known = sure._replace(bias=chances.bias, bias_of_all=chances.bias_of_all)
@@ -105,7 +105,7 @@ def bias_of(chances: Chances, rows: Ints) -> Floats:
 
 
 def observe(chances: Chances, confidence: Floats, tried: Ints, right: Ints) -> None:
-    """Blocks [D, w] of the first D rows, of which `tried` drafts were verified."""
+    """Learn from blocks [D, w] of the first D rows, of which `tried` drafts were verified."""
     rows = np.arange(len(confidence))
     expect(chances, rows, confidence, np.full(len(rows), confidence.shape[1]))
     chances.num_verified[rows] = tried

@@ -1,4 +1,4 @@
-"""Chats with two servers of one model, of which one drafts."""
+"""Chats with two servers of one model, one of which drafts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Pair(NamedTuple):
     plain: Server
     ours: Server
     drafts_always: bool
-    """In every step, however busy the machine is."""
+    """Whether our server drafts in every step, however busy the machine is."""
 
     def both(self, ask: Callable[[Server], Any]) -> tuple[Any, Any]:
-        """What plain decoding and ours answer, at the same time."""
+        """Return the answers of plain decoding and ours, asked at the same time."""
         with ThreadPoolExecutor(2) as pool:
             plain, ours = pool.map(ask, (self.plain, self.ours))
         return plain, ours
 
 
 def chat(server: Server, asked: Asked, **more: Any) -> Any:
-    """An answer, or a stream of its chunks; greedy unless another temperature is asked for."""
+    """Return an answer, or a stream of its chunks; greedy unless `more` has another temperature."""
     messages: Any = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     more = {"max_tokens": 48, "temperature": 0, **more}
     return server.client.chat.completions.create(model=MODEL, messages=messages, **more)
 
 
 def streamed(server: Server, asked: Asked, **more: Any) -> dict[str, Any]:
-    """The text of a stream, why it ended, and its tokens."""
+    """Return the text of a stream, why it ended, and its number of tokens."""
     more |= {"stream": True, "stream_options": {"include_usage": True}}
     found: dict[str, Any] = {"text": ""}
     for chunk in chat(server, asked, **more):
@@ -51,7 +51,7 @@ def streamed(server: Server, asked: Asked, **more: Any) -> dict[str, Any]:
 
 
 def essence(answer: ChatCompletion) -> list[Any]:
-    """What does not differ between two servers: texts, calls, why they ended, tokens."""
+    """Return what must not differ between servers: texts, calls, why they ended, token counts."""
     assert answer.usage is not None
     tokens = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
     answers: list[Any] = []
@@ -64,7 +64,7 @@ def essence(answer: ChatCompletion) -> list[Any]:
 
 
 def scored(answer: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
-    """An answer's tokens and their logprobs."""
+    """Return an answer's tokens and their logprobs."""
     assert answer.choices[0].logprobs is not None
     return answer.choices[0].logprobs.content or []
 
@@ -84,9 +84,9 @@ class Verified(NamedTuple):
 
     @property
     def thrown_away(self) -> float:
-        """Tokens behind the last one kept, which was in the middle of its block if there are any.
+        """Tokens after the last one kept; if any, that one was in the middle of its block.
 
-        A step adds the drafts it accepts and one token; the first step, of the prompt, that alone.
+        A step adds the drafts it accepts and one token; the prompt's step adds only the token.
         """
         assert self.answer.usage is not None
         return 1 + self.drafts + self.accepted - self.answer.usage.completion_tokens
@@ -112,7 +112,7 @@ def verified(server: Server, asked: Asked, **more: Any) -> Verified:
 
 
 def as_plain(pair: Pair, asked: Asked, **more: Any) -> Verified:
-    """Ours, which answers as plain decoding does, with drafts."""
+    """Return our answer; check that it is plain decoding's, and that drafts were accepted."""
     plain, ours = pair.both(lambda server: verified(server, asked, **more))
     assert essence(ours.answer) == essence(plain.answer)
     assert plain.drafts == 0
@@ -121,7 +121,7 @@ def as_plain(pair: Pair, asked: Asked, **more: Any) -> Verified:
 
 
 def cached(answer: ChatCompletion) -> int:
-    """Tokens of the prompt that were found in the cache."""
+    """Return the number of prompt tokens that were found in the cache."""
     assert answer.usage is not None
     details = answer.usage.prompt_tokens_details
     return (details.cached_tokens or 0) if details else 0

@@ -1,4 +1,4 @@
-"""Are two samples of continuations from one distribution?"""
+"""Test whether two samples of continuations come from one distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_EXPECTED = 8
 
 
 def p_value(one: Counter, other: Counter) -> float:
-    """Chance, by a chi-square test, that samples of one size come from one distribution."""
+    """Return a chi-square test's p-value that two samples of one size have one distribution."""
     both = one + other
     common = [key for key, count in both.items() if count >= 2 * LEAST_EXPECTED]
     rest = [sum(counts.values()) - sum(counts[key] for key in common) for counts in (one, other)]
@@ -23,5 +23,5 @@ def p_value(one: Counter, other: Counter) -> float:
 
 
 def compared(sample: list[tuple[int, ...]]) -> list[Counter]:
-    """What is counted: the second and third tokens, and the fourth and fifth."""
+    """Count the second and third tokens, and the fourth and fifth."""
     return [Counter(tokens[1:3] for tokens in sample), Counter(tokens[3:5] for tokens in sample)]

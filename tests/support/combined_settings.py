@@ -1,6 +1,6 @@
-"""Settings that users combine: what each may be, which exclude each other, and drafters for them.
+"""Settings that users combine: their values, which exclude each other, and drafters for them.
 
-Of a setting with two or three values, one is the usual one and the others are what changes most.
+Of the values of a setting, the first is the usual one and the others are what changes most.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_DRAFTERS: dict[str, tuple[str, ...]] = {
     "vocabulary": ("whole", "reduced"),
     "weights": ("plain", "8-bit but for one"),
 }
-"""What a checkpoint may be."""
+"""Variants of a checkpoint."""
 SPECULATIVE: dict[str, dict[str, Changes]] = {
     "free_drafts": {
         "auto": NOTHING,
@@ -50,10 +50,10 @@ SPECULATIVE: dict[str, dict[str, Changes]] = {
     },
     # Fewer nodes than the whole block has drafts, and more than one of 3.
     "draft_tree": {"off": NOTHING, "5 nodes": {"draft_tree": 5}},
-    "estimates": {"forgotten": NOTHING, "kept": NOTHING},  # where: known to the test
+    "estimates": {"forgotten": NOTHING, "kept": NOTHING},  # the test knows where
     "search": {"all logits": NOTHING, "by rank": {"use_local_argmax_reduction": True}},
 }
-"""In the speculative config."""
+"""Settings of the speculative config."""
 OF_ENGINES: dict[str, dict[str, Changes]] = {
     "prefixes": {"cached": NOTHING, "not cached": {"enable_prefix_caching": False}},
     "rows": {
@@ -69,7 +69,7 @@ OF_ENGINES: dict[str, dict[str, Changes]] = {
     "logprobs_mode": {"raw": NOTHING, "processed": {"logprobs_mode": "processed_logprobs"}},
     "scheduler": {"ours": NOTHING, "vLLM's": {"scheduler_cls": VLLMS_SCHEDULER}},
 }
-"""vLLM's own."""
+"""vLLM's own settings."""
 ONLY_ON_V2: dict[str, dict[str, Changes]] = {
     "draft_tree": SPECULATIVE["draft_tree"],
     "scheduling": {"synchronous": NOTHING, "asynchronous": NOTHING},
@@ -77,10 +77,10 @@ ONLY_ON_V2: dict[str, dict[str, Changes]] = {
 }
 FEWER_ON_V2: dict[str, tuple[str, ...]] = {
     "drafter": ("dflash", "dflash2"),  # LiLiCorr's is the same walk
-    "free_drafts": ("auto", "off"),  # others' texts are looked up on V1 alone
+    "free_drafts": ("auto", "off"),  # other requests' texts are looked up only on V1
     "drafts": ("unsaid", "below the block"),
     "rows": ("many", "few"),
-    # Here there is nothing of the runner's own to go wrong.
+    # These have nothing that depends on the runner.
     "weights": (),
     "policy": (),
     "logprobs_mode": (),
@@ -91,7 +91,7 @@ FEWER_ON_V2: dict[str, tuple[str, ...]] = {
 
 
 def _settings() -> dict[str, tuple[str, ...]]:
-    """What is combined on this process's runner."""
+    """Return the settings to combine on this process's runner."""
     every = {**OF_DRAFTERS, **{n: tuple(v) for n, v in (SPECULATIVE | OF_ENGINES).items()}}
     if USES_V2:
         every |= {name: tuple(values) for name, values in ONLY_ON_V2.items()} | FEWER_ON_V2
@@ -116,18 +116,18 @@ WITHOUT_MEANING: dict[Pair, str] = {
         for other in (("drafter", "dflash2"), ("cache dtype", "fp8"))
     },
 }
-"""Nothing of their own comes of these."""
-COMBINATIONS = covering(SETTINGS, {*EXCLUDED, *WITHOUT_MEANING}, seed=3)  # it gives the fewest
+"""These have no effect of their own."""
+COMBINATIONS = covering(SETTINGS, {*EXCLUDED, *WITHOUT_MEANING}, seed=3)  # this gives the fewest
 
 
 def described(combination: Mapping[str, str]) -> str:
-    """What is not the usual."""
+    """Return which settings are not the usual ones."""
     unusual = [f"{name}: {it}" for name, it in combination.items() if it != SETTINGS[name][0]]
     return ", ".join(unusual) or "the usual"
 
 
 def speculative_config(combination: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """The user's, with a drafter and estimates of its own in a folder."""
+    """Return the user's config, with its own drafter and estimates in a folder."""
     config: dict[str, Any] = {**DFLASH, "model": str(make_drafter(folder / "drafter", combination))}
     for name, values in SPECULATIVE.items():
         if name in combination:
@@ -138,7 +138,7 @@ def speculative_config(combination: Mapping[str, str], folder: Path) -> dict[str
 
 
 def engine_settings(combination: Mapping[str, str]) -> dict[str, Any]:
-    """vLLM's own."""
+    """Return vLLM's own settings."""
     settings: dict[str, Any] = {"max_num_seqs": REQUESTS, "block_size": BLOCK}
     for name, values in OF_ENGINES.items():
         if name in combination:
@@ -149,7 +149,7 @@ def engine_settings(combination: Mapping[str, str]) -> dict[str, Any]:
 
 
 def make_drafter(folder: Path, combination: Mapping[str, str]) -> Path:
-    """A drafter of the demo target, with these traits."""
+    """Make a drafter for the demo target, with these traits."""
     demo = {"dflash": "drafter", "dflash2": "drafter2", "lilicorr": "lilicorr"}
     source = DEMO / demo[combination.get("drafter", "dflash")]
     folder.mkdir(parents=True)
@@ -160,7 +160,7 @@ def make_drafter(folder: Path, combination: Mapping[str, str]) -> Path:
         config["layer_types"][0], config["sliding_window"] = "sliding_attention", 24
     if combination.get("vocabulary") == "reduced":
         columns = torch.arange(config["vocab_size"] * 3 // 4)
-        kept = columns + columns // 3  # but for every fourth
+        kept = columns + columns // 3  # all except every fourth
         head = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]  # it is tied
         config["draft_vocab_size"] = len(kept)
         tensors |= {"lm_head.weight": head[kept], "d2t": kept - columns}

@@ -10,7 +10,7 @@ from vllm_dflash.tools import cli
 
 
 def examples_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """Examples in a command's `--help`, as words behind `vllm-dflash`."""
+    """Return the examples in a command's `--help`, as words after `vllm-dflash`."""
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     text = capsys.readouterr().out.partition("examples:")[2].replace("\\\n", " ")

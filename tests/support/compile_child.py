@@ -1,5 +1,5 @@
-"""Compiles our kernels for GPUs, where there is none: python -m support.compile_child. Writes a
-line of JSON for each that came out."""
+"""Compile our kernels for GPUs without having one: python -m support.compile_child. Print a line
+of JSON for each compiled kernel."""
 
 from __future__ import annotations
 
@@ -101,8 +101,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
     "budget_split._split": [
-        {**WIDTHS, "BONUS": 1, "SLOTS": 1024, "PADDED_SLOTS": 2048, "PADDED_REQUESTS": count}
+        {**WIDTHS, "BONUS": 1, "SLOTS": 1024, "PADDED_SLOTS": 2048, "PADDED_REQUESTS": count, "FAIR": fair}
         for count in (32, 1024)
+        for fair in (False, True)
     ],
     "grading._learn_of_everybody": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
@@ -126,11 +127,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {**CHOICE, "HAS_BLOCK": False, "HAS_TEXT": False},
     ],
 }
-"""By kernel: what is fixed when it is compiled, and types that differ."""
+"""By kernel: values fixed at compile time, and types that differ."""
 
 
 def kernels() -> dict[str, Any]:
-    """All of the room's, without the functions that they call."""
+    """Return all kernels of the room, without the functions that they call."""
     from triton.runtime import JITFunction
 
     found: dict[str, Any] = {}
@@ -152,7 +153,7 @@ def kernels() -> dict[str, Any]:
 
 
 def memory_of(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread, and bytes that it keeps in memory because they do not suffice."""
+    """Return the registers of a thread, and the bytes that it spills to memory."""
     from triton import knobs
 
     with NamedTemporaryFile(suffix=".cubin") as file:

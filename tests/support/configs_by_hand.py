@@ -1,6 +1,6 @@
 """Configs of drafters and the specs they mean, each written by hand in full.
 
-What a config means is taken from the paper, from vLLM's own DFlash model and its converter of
+The meaning of a config is taken from the paper, from vLLM's own DFlash model and its converter of
 speculators, and from transformers' rotary settings: never from the reader that is tested.
 """
 
@@ -59,6 +59,7 @@ QWEN_SPEC: Fields = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000000},
     "max_position_embeddings": 40960,
     "windows": (None, None, None, None, None),
+    "draft_window": None,
     "causal": (False, False, False, False, False),
     "attention_sinks": False,
     "value_scale": None,
@@ -185,7 +186,7 @@ SPECULATORS_SPEC: Fields = {
     "causal": (False, False, False),  # the library trains all layers bidirectional by default
 }
 
-# What a config cannot leave out. The rest is as vLLM takes it for a Qwen3-like model.
+# The fields that a config cannot leave out. The rest is as in vLLM for a Qwen3-like model.
 LEAST: Fields = {
     "architectures": ["DFlashDraftModel"],
     "block_size": 2,

@@ -1,6 +1,6 @@
-"""Which rows of context an engine's drafter has stored and which wait, on either model runner.
+"""Track which context rows an engine's drafter has stored and which wait, on either model runner.
 
-What is in the cache is known from watching it being written to; what still waits is read from the
+The cache's contents are known from watching it being written to; waiting rows are read from the
 backlog without settling it. Nothing here changes what is observed.
 """
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
     position: int
     features: int
-    """A digest of them."""
+    """A digest of the features."""
 
 
 class ContextRows:
@@ -32,9 +32,9 @@ class ContextRows:
     def __init__(self, llm: LLM) -> None:
         self.scheduler = scheduler_of(llm)
         self.stored: dict[int, Row] = {}
-        """In each slot of the cache."""
+        """Row in each slot of the cache."""
         self._given: dict[int, Row] = {}
-        """What the step that computed a slot's token handed over for it."""
+        """Row that the step that computed a slot's token handed over for it."""
         self._drafter: Any = proposer_of(llm)
         self._backlog: ContextBacklog | None = None if USES_V2 else self._drafter.host.backlog
         self._watched: list[tuple[Any, str]] = []
@@ -55,7 +55,7 @@ class ContextRows:
         self._watched.append((owner, name))
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         for owner, name in self._watched:
             delattr(owner, name)
 
@@ -69,17 +69,17 @@ class ContextRows:
             self._given.update(rows)
 
     def slots(self, request: Request) -> list[int]:
-        """Slots of a running request, by position; as far as its blocks go."""
+        """Return the slots of a running request by position, as far as its blocks go."""
         manager = self.scheduler.kv_cache_manager
         (blocks,) = manager.get_block_ids(request.request_id)
         size = manager.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         return [block * size + offset for block in blocks for offset in range(size)]
 
     def missing(self) -> list[tuple[str, int]]:
-        """Computed tokens of running requests whose own row is neither stored nor waits.
+        """Return computed tokens of running requests whose own row is neither stored nor waiting.
 
-        Scheduled asynchronously, computed tokens are counted before they are known; these are not
-        looked at.
+        With asynchronous scheduling, computed tokens are counted before they are known; these are
+        ignored.
         """
         return [
             (request.request_id, position)
@@ -93,8 +93,8 @@ class ContextRows:
         ]
 
     def surplus(self) -> list[tuple[str, int]]:
-        """Rows stored behind the computed tokens of running requests, if they own them alone. What
-        a block's last owner has left is of other positions."""
+        """Return rows stored after the computed tokens of running requests that alone own them.
+        Those that a block's last owner has left have other positions."""
         return [
             (request.request_id, position)
             for request in self.scheduler.running
@@ -105,7 +105,7 @@ class ContextRows:
         ]
 
     def _row(self, slot: int) -> Row | None:
-        """What the cache holds there once the backlog has caught up."""
+        """Return what the slot holds once the backlog has caught up."""
         backlog = self._backlog
         number = -1 if backlog is None else int(backlog._row_of[slot])
         if backlog is None or number < 0:
@@ -117,26 +117,26 @@ class ContextRows:
 def rows_by_slot(
     features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
 ) -> Iterable[tuple[int, Row]]:
-    """Each row's slot, and the row; those of slot -1 are stored nowhere."""
+    """Return each row's slot, and the row; rows of slot -1 are not stored."""
     rows = zip(slots.tolist(), positions.tolist(), features, strict=True)
     return ((slot, Row(at, digest(of_row))) for slot, at, of_row in rows if slot >= 0)
 
 
 def digest(features: torch.Tensor) -> int:
-    """The same for the same bits."""
+    """Return the same number for the same bits."""
     return hash(features.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def waiting_row(
     backlog: ContextBacklog, number: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is to be stored from a row of the ring: features, position and slot."""
+    """Return what is to be stored from a row of the ring: features, position and slot."""
     features, positions = (ring[number] for ring in tensors_of(backlog))
     return features, positions, torch.tensor(backlog._slot_of[number])
 
 
 def written_step_by_step(llm: LLM, prompts: list[str], params: SamplingParams) -> list[list[int]]:
-    """What an engine writes, with the context of the drafter looked at after every step."""
+    """Return what an engine writes; check the drafter's context after every step."""
     context, core = ContextRows(llm), llm.llm_engine
     for number, prompt in enumerate(prompts):
         core.add_request(str(number), prompt, params)

@@ -1,4 +1,4 @@
-"""What steps cost on a machine that is not here, from a JSON file."""
+"""Step costs of another machine, from a JSON file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CostTable(BaseModel):
     name: str
     """Name of the machine and the models."""
     source: str
-    """Who measured it and how, or that it is assumed."""
+    """How it was measured and by whom, or that it is assumed."""
     verify_ms: Milliseconds
     """Milliseconds of the target's step."""
     draft_ms: Milliseconds
@@ -41,7 +41,7 @@ class CostTable(BaseModel):
 
     @classmethod
     def read(cls, file: Path) -> CostTable:
-        """Raises ValueError where a file is none."""
+        """Read a table; raise ValueError if the file is not one."""
         try:
             return cls.model_validate_json(file.read_text())
         except OSError as error:
@@ -50,7 +50,7 @@ class CostTable(BaseModel):
             raise ValueError(f"{file}: {without_frame(error)}.") from None
 
     def curves(self) -> tuple[Curve, Curve, Curve]:
-        """Verify, draft, context: seconds against rows."""
+        """Return the curves of verify, draft and context: seconds against rows."""
         verify, draft, context = (
             Curve.of(np.array([*points]), np.array([*points.values()]) / 1000)
             for points in (self.verify_ms, self.draft_ms, self.context_ms)
@@ -58,5 +58,5 @@ class CostTable(BaseModel):
         return verify, draft, context
 
     def costs(self, max_requests: int) -> StepCosts:
-        """What a planner starts from."""
+        """Return the costs that a planner starts from."""
         return StepCosts.of(*self.curves(), max_requests)

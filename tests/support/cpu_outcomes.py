@@ -1,6 +1,6 @@
-"""What engines on the CPU platform make of scenarios, in a process of its own: JSON, by name.
+"""Print outcomes of scenarios on the CPU platform, in a process of its own: JSON, by name.
 
-python -m support.cpu_outcomes NAME...; "asynchronous" in front of a name schedules it so.
+python -m support.cpu_outcomes NAME...; "asynchronous: " before a name schedules it that way.
 """
 
 from __future__ import annotations

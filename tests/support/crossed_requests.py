@@ -1,7 +1,7 @@
-"""Requests that ask for anything vLLM lets them ask for, alone and in random mixtures.
+"""Requests that ask for anything vLLM allows, alone and in random mixtures.
 
 `FEATURES` holds values for every field of `SamplingParams`. `test_request_fields.py` compares it
-with vLLM's own list, so a field that a new vLLM has fails until somebody has thought of it.
+with vLLM's own list, so a new field of vLLM fails the test until it is handled here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FEATURES: dict[str, list[Fields]] = {
     "logprobs": [{"logprobs": 0}, {"logprobs": 3}],
     "prompt_logprobs": [{"prompt_logprobs": 0}, {"prompt_logprobs": 2}],
     "prompt_logprob_token_ids": [{"prompt_logprob_start": 0}] if USES_V2 else [],
-    "prompt_logprob_start": [{"prompt_logprob_start": 2}] if USES_V2 else [],  # else refused
+    "prompt_logprob_start": [{"prompt_logprob_start": 2}] if USES_V2 else [],  # V1 refuses
     "logprob_token_ids": [{"logprob_token_ids": [5, 9, 260]}, {"logprob_token_ids": [261]}],
     "flat_logprobs": [{"logprobs": 2, "flat_logprobs": True}],
     "detokenize": [{"detokenize": False}],
@@ -81,9 +81,9 @@ FEATURES: dict[str, list[Fields]] = {
         }
     ],
 }
-"""Values of each field, with what else they need to mean something. Nothing is left to chance: what
-is drawn is drawn from one token (on V2, whose kernel for that the interpreter cannot run, nothing
-is). `test_lossless_sampling.py` has the rest."""
+"""Values of each field, with what else they need to have an effect. Nothing is left to chance:
+tokens are drawn from a single one (on V2, none is drawn: the interpreter cannot run its kernel for
+that). `test_lossless_sampling.py` tests the rest."""
 NOT_OF_REQUESTS = {
     "skip_clone": "how a front end hands its object on",
     "output_text_buffer_length": "derived from `stop`",
@@ -103,9 +103,9 @@ class Crossed(NamedTuple):
     prompt: list[int]
     params: SamplingParams
     about: str
-    """What it asks for, in words."""
+    """The fields that it sets, in words."""
     arrival: int
-    """Steps that the mixture has run before it comes."""
+    """Steps that the mixture has run before the request arrives."""
 
 
 class Mixture(NamedTuple):
@@ -113,12 +113,12 @@ class Mixture(NamedTuple):
 
     requests: list[Crossed]
     reset: int | None
-    """The step behind which all that run lose their cache, as by a preemption."""
+    """The step after which all running requests lose their cache, as by a preemption."""
 
 
 @dataclass
 class Sequence:
-    """What a user sees of one."""
+    """One sequence as a user sees it."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -128,7 +128,7 @@ class Sequence:
 
 @dataclass
 class Answer:
-    """What a user sees of a request."""
+    """A request's answer as a user sees it."""
 
     is_refused: bool = False
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -146,7 +146,7 @@ PROMPTS = _prompts()
 
 
 def _crossed(dice: random.Random, fields: Fields, about: str, arrival: int) -> Crossed:
-    """A request with these fields: of a prompt of any length, some that repeat themselves."""
+    """Return a request with these fields; its prompt has any length and may repeat itself."""
     text = dice.choice(PROMPTS)
     prompt = text[: dice.randrange(1, 60)]
     if dice.random() < 0.3:
@@ -163,7 +163,7 @@ BASE: Fields = {"temperature": 0.0, "max_tokens": TOKENS}
 
 
 def each_alone() -> Mixture:
-    """Every value of every field in a request of its own."""
+    """Return every value of every field in a request of its own."""
     dice = random.Random(0)
     requests = [
         _crossed(dice, value, f"{name} {number}", 0)
@@ -174,7 +174,7 @@ def each_alone() -> Mixture:
 
 
 def mixture(number: int) -> Mixture:
-    """2 to 8 requests with 0 to 4 features each, which come one by one."""
+    """Return 2 to 8 requests with 0 to 4 features each, which arrive one by one."""
     dice = random.Random(number)
     requests = []
     for _ in range(dice.randrange(2, 9)):
@@ -187,18 +187,18 @@ def mixture(number: int) -> Mixture:
             for _, value in chosen:
                 fields |= value
             if fields.get("temperature"):
-                fields |= {"top_p": 1e-9, "min_p": 0.0}  # else it is drawn, or refused
+                fields |= {"top_p": 1e-9, "min_p": 0.0}  # otherwise it is drawn, or refused
             about = " + ".join(name for name, _ in chosen) or "nothing"
             try:
                 requests.append(_crossed(dice, fields, about, dice.randrange(6)))
-            except VLLMValidationError:  # fields that vLLM does not take together
+            except VLLMValidationError:  # fields that vLLM does not accept together
                 continue
             break
     return Mixture(requests, dice.randrange(2, 12) if dice.random() < 0.3 else None)
 
 
 def serve(llm: LLM, mix: Mixture, *, resets: bool) -> list[Answer]:
-    """What each request of a mixture gets from this engine; `resets`: as the mixture says."""
+    """Return this engine's answers to a mixture; `resets`: reset the cache as the mixture says."""
     core, answers = llm.llm_engine, [Answer() for _ in mix.requests]
     waiting = {*range(len(mix.requests))}
     for step in range(4000):

@@ -1,4 +1,4 @@
-"""What tests of engines on a GPU share. On an emulated one, all is smaller."""
+"""Shared by tests of engines on a GPU. On an emulated one, everything is smaller."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SLOW_EMULATED = [pytest.mark.slow] if IS_EMULATED else []
 HAS_FLASHINFER = find_spec("flashinfer") is not None
 NO_FLASHINFER = pytest.mark.skipif(not HAS_FLASHINFER, reason="FlashInfer is not installed")
 NO_FLASH_ATTENTION = pytest.mark.skipif(IS_EMULATED, reason="FlashAttention is compiled code")
-if not HAS_FLASHINFER:  # vLLM's sampler would stop where it looks for it
+if not HAS_FLASHINFER:  # vLLM's sampler would fail without it
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-# Before Triton is asked for a kernel: else float32 products keep 10 bits, and near-ties fall
-# otherwise in batches of other sizes.
+# Set before Triton compiles a kernel: otherwise float32 products keep 10 bits, and near-ties fall
+# differently in batches of other sizes.
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 SHARED: dict[str, Any] = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30}
-"""An engine that was slow to leave does not keep the next one from starting; and none captures its
-graphs twice to see what memory they take."""
+"""An engine that is slow to exit does not keep the next one from starting, and no engine captures
+its graphs twice to measure their memory."""
 GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
     "max_num_seqs": 8,
@@ -61,5 +61,5 @@ if IS_EMULATED:
     }
     NEW_TOKENS = 12
     BATCHES = (1, 3)
-    DTYPE = "float32"  # vLLM takes FlashAttention for others
+    DTYPE = "float32"  # vLLM picks FlashAttention for others
     PROMPTS = [text[:40] for text in PROMPTS[:3]]

@@ -1,4 +1,4 @@
-"""Steps of requests that decode: what the device decides and learns, beside Python written out."""
+"""Steps of decoding requests: what the device decides and learns, beside plain Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNTOUCHED = 7.0
 
 @dataclass
 class Case:
-    """Steps of so many requests with K drafts each."""
+    """Steps of `num_requests` requests with K drafts each."""
 
     num_requests: int
     width: int
@@ -31,7 +31,7 @@ class Case:
 
 
 class World:
-    """Requests that decode: the device's slots beside Python's."""
+    """Decoding requests: the device's slots beside Python's."""
 
     def __init__(
         self, num_slots: int, width: int, seed: int, where: torch.device | str = CPU
@@ -41,17 +41,17 @@ class World:
         self.device = DraftSlots(num_slots, width, self.where)
         self.by_hand = DecisionsByHand(num_slots, width)
         self.chances: list[tuple[torch.Tensor, list[float]]] = []
-        """All that were given, beside those that should have been."""
+        """All chances found, with those expected."""
         self.texts = self.random.integers(0, 3, (num_slots, LONGEST_TEXT)).astype(np.int32)
         self.total_len = self.random.integers(1, 20, num_slots).astype(np.int32)
         self.last_sampled = torch.zeros(num_slots, 1, dtype=torch.int64)
 
     def there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """On the device."""
+        """Return the arrays on the device."""
         return [torch.from_numpy(each).to(self.where) for each in arrays]
 
     def learn_rates(self) -> None:
-        """The host has seen some blocks and texts."""
+        """Let the host learn rates from some blocks and texts."""
         for calibration in self.by_hand.calibrations:
             tried = self.random.integers(0, self.width + 1, 20)
             accepted = (tried * self.random.random(20)).astype(np.int64)
@@ -59,7 +59,7 @@ class World:
         self.device.set_rates(*(each.rates for each in self.by_hand.calibrations))
 
     def step(self, num_requests: int, *, has_block: bool = True, has_text: bool = True) -> None:
-        """What became of the last drafts, then new ones."""
+        """Grade the last drafts, then choose new ones."""
         batch = self.random.permutation(self.num_slots)[:num_requests]
         if num_requests and self.random.random() < 0.3:
             fresh = self.random.choice(batch)
@@ -70,7 +70,7 @@ class World:
         self.choose(batch, sampled, has_block=has_block, has_text=has_text)
 
     def verify(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that come, some of them those that were drafted or predicted."""
+        """Sample tokens, some of them drafted or predicted; return counts, sampled and rejected."""
         sampled, rejected = np.zeros((2, len(batch)), np.int32)
         for request, slot in enumerate(batch):
             if self.random.random() < 0.2:
@@ -154,7 +154,7 @@ class World:
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chances; all else is asserted in each step, with what slots hold."""
+    """Return chances, found and expected; each step asserts all else, with what slots hold."""
     world = World(case.num_requests + 3, case.width, seed=case.width, where=device)
     for number in range(case.steps):
         if number == 2:

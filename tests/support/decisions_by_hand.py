@@ -1,4 +1,4 @@
-"""What the device decides and learns, written out request by request in Python."""
+"""The device's decisions and learning, written out request by request in Python."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vllm_dflash.planning.chances import AGREEMENT, TRUST
 from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
 
 TOO_CLOSE = 1e-5
-"""Two promises that rounding may swap."""
+"""Difference of two promises that rounding may swap."""
 
 
 @dataclass
 class Held:
-    """What a slot holds."""
+    """Contents of a slot."""
 
     width: int
     source: int = NOBODY
@@ -73,7 +73,7 @@ class DecisionsByHand:
         found: tuple[list[int], int] | None,
         decided: int,
     ) -> Chosen:
-        """`found`: tokens and match; `decided`: the device's choice, for close calls."""
+        """Choose. `found`: tokens and match; `decided`: the device's choice, for close calls."""
         width, held = self.width, Held(self.width)
         self.slots[slot] = held
         held.tokens = [last] * width
@@ -119,7 +119,7 @@ class DecisionsByHand:
     def grade(
         self, slots: list[int], sampled: list[int], rejected: list[int], texts: list[list[int]]
     ) -> list[list[float]]:
-        """`texts`: of each request; returns its outcomes."""
+        """Grade drafts. `texts`: of each request; returns its outcomes."""
         graded: tuple[list[tuple[int, float, int]], ...] = ([], [])
         outcomes = []
         for slot, produced, refused, text in zip(slots, sampled, rejected, texts, strict=True):
@@ -151,7 +151,7 @@ class DecisionsByHand:
         return outcomes
 
     def check(self, slots: DraftSlots) -> None:
-        """The device knows the same of all slots."""
+        """Check that the device holds the same in all slots."""
         blocks, texts = (bias.requests.tolist() for bias in self.biases)
         expected = [
             [

@@ -1,4 +1,4 @@
-"""Has the device of a V2 engine decide what a test wants, and its scheduler direct it."""
+"""Make the device of a V2 engine decide what a test wants, directed by its scheduler."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vllm_dflash.planning.ahead import Ahead
 
 
 def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], Ahead]) -> None:
-    """From now on each step's plan is made of the most drafts that each request can use, [R], and
-    where the device trims, so many are verified as it says, and no more."""
+    """Make `plan` plan each step from the most drafts that each request can use, [R]. If the device
+    trims, as many drafts are verified as the plan says, and no more."""
 
     def planned(ids: Any, context_lens: Ints, limits: Ints, steps: int) -> Ahead:
         return plan(limits)
 
-    def as_directed(*given: Any) -> int:
+    def as_directed(*given: Any, **_: Any) -> int:
         return min(given[-2:])
 
     monkeypatch.setattr(scheduler_of(llm).planner, "plan", planned)
@@ -31,7 +31,7 @@ def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], A
 
 
 def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
-    """The same length for all requests of a step; steps of none run no block."""
+    """Return plans in turn, each with one length for all requests; length 0 runs no block."""
     left = iter(lengths * 10_000)
 
     def plan(limits: Ints) -> Ahead:
@@ -44,7 +44,7 @@ def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
 
 
 def prefer(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, text: float, block: float) -> None:
-    """From now on the device takes every draft of each kind to be that likely."""
+    """Make the device consider every draft of each kind to be that likely."""
     slots = proposer_of(llm).step.slots
     monkeypatch.setattr(type(slots), "set_rates", lambda *_: None)
     slots.rates[0], slots.rates[1] = block, text

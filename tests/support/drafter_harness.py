@@ -38,10 +38,10 @@ CACHE_BLOCK = 32
 
 
 class HfTarget(nn.Module):
-    """What a drafter needs of its target, from a Hugging Face model."""
+    """The parts of a target that a drafter needs, from a Hugging Face model."""
 
     def __init__(self, target: PreTrainedModel, *, has_tensors: bool) -> None:
-        """With `has_tensors`, also its tensors as vLLM keeps them, for candidates."""
+        """Set up; with `has_tensors`, also its tensors as vLLM keeps them, for candidates."""
         super().__init__()
         self.embed_input_ids = target.get_input_embeddings()
         self.compute_logits = target.get_output_embeddings()
@@ -71,7 +71,7 @@ class Row:
 
 
 class Harness:
-    """Drives a drafter step by step over requests with caches of their own."""
+    """Drives a drafter step by step over requests with their own caches."""
 
     proposer: Any
 
@@ -87,7 +87,7 @@ class Harness:
         rendezvous: str | None = None,
         **speculative: Any,
     ) -> None:
-        """Set up one rank. Several meet at a file, and take the same steps in their processes."""
+        """Set up one rank. Several ranks meet at a file and take the same steps, a process each."""
         args = EngineArgs(
             model=str(pair.target),
             skip_tokenizer_init=True,
@@ -103,7 +103,7 @@ class Harness:
         self.max_model_len = max_model_len
         unlike = np.arange(1000, 1000 + max_requests * max_model_len, dtype=np.int32)
         self.texts = unlike.reshape(max_requests, max_model_len)
-        """Tokens by request and position: no two alike, unless a test says so."""
+        """Tokens by request and position: no two are alike, unless a test says so."""
         self.width = Mode.of(self.config).draft_width
         self.max_tokens = 10_000
         self.blocks_each = max_model_len // CACHE_BLOCK + 1
@@ -135,14 +135,14 @@ class Harness:
         self.lengths = [0] * max_requests
         self.logits: torch.Tensor | None = None
         self.candidates: torch.Tensor | None = None
-        """Columns of the logits, where they are those of candidates."""
+        """Columns of the logits, if they are those of candidates."""
         model = self.proposer.model
         self.gives_log_probs = model.vocabulary.gives_log_probs
         self.spies = model.compute_logits, model.compute_candidates
         model.compute_logits, model.compute_candidates = self._record, self._record_candidates
 
     def nan_drafts(self) -> int:
-        """Drafts that were not finite, of all steps (V1), or of the last one (V2)."""
+        """Return how many drafts were not finite, in all steps (V1) or the last one (V2)."""
         raise NotImplementedError
 
     def _load(self, target: HfTarget) -> None:
@@ -165,13 +165,13 @@ class Harness:
         return self.candidates, self.logits
 
     def allocate(self, request: int, num_tokens: int) -> None:
-        """Make the blocks a request uses what an unused cache holds: zeros."""
+        """Put zeros into the unused places of a request's blocks, as an unused cache has them."""
         used = self.blocks[request, : -(-num_tokens // CACHE_BLOCK)].long()
         for cache in self.caches:
             cache[used] = torch.nan_to_num(cache[used], nan=0.0)
 
     def step(self, rows: list[Row], num_speculative_tokens: int | None = None) -> list[list[int]]:
-        """One call of `propose`. Rejected rows are the last of their request.
+        """Call `propose` once. Rejected rows are the last of their request.
 
         `num_speculative_tokens`: how wide blocks may be in this step.
         """
@@ -198,7 +198,7 @@ def query_starts(rows: list[Row]) -> torch.Tensor:
 
 
 class ProposerHarness(Harness):
-    """On the V1 runner."""
+    """The harness for the V1 runner."""
 
     def nan_drafts(self) -> int:
         return int(self.proposer.statistics.nan_drafts)
@@ -221,7 +221,7 @@ class ProposerHarness(Harness):
         seq_lens = torch.tensor(
             [s + n for s, n in zip(starts, counts, strict=True)], dtype=torch.int32
         )
-        # What the proposer reads of its runner.
+        # The parts of its runner that the proposer reads.
         self.discard_request_mask = SimpleNamespace(np=np.array([row.in_prompt for row in rows]))
         texts_end = seq_lens.numpy() - [row.num_rejected for row in rows]
         self.input_batch = SimpleNamespace(
@@ -239,12 +239,12 @@ class ProposerHarness(Harness):
         mask = torch.from_numpy(self.discard_request_mask.np)
         proposer = self.proposer
         _, counts = proposer.prepare_next_token_ids_padded(sampled, {}, self.input_batch, mask)
-        verified = [row.num_rejected for row in rows]  # of which none was accepted
+        verified = [row.num_rejected for row in rows]  # none of them was accepted
         rejected = None
         if any(verified):
             told = SimpleNamespace(num_draft_tokens=verified)
             *_, rejected = proposer.prepare_inputs_padded(None, told, counts)
-        # vLLM asks for the same number in every step there.
+        # vLLM asks for the same number in every step here.
         self.proposer.host.width = self.width if wanted is None else wanted
         drafts = self.proposer.propose(
             num_speculative_tokens=self.proposer.num_speculative_tokens,
@@ -276,7 +276,7 @@ class ProposerHarness(Harness):
 
 
 class SpeculatorHarness(Harness):
-    """On Model Runner V2."""
+    """The harness for Model Runner V2."""
 
     def nan_drafts(self) -> int:
         records, width = self.proposer.step.slots.records, self.proposer.num_speculative_steps
@@ -285,7 +285,7 @@ class SpeculatorHarness(Harness):
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"))
-        self.proposer.step.texts = None  # nobody keeps any here
+        self.proposer.step.texts = None  # none are kept here
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
@@ -338,11 +338,11 @@ class SpeculatorHarness(Harness):
             rejected,
             last_sampled,
             torch.zeros(1, drafter.max_num_reqs, dtype=torch.int32),
-            torch.ones(drafter.max_num_reqs),  # temperatures and seeds, which no draft goes by
+            torch.ones(drafter.max_num_reqs),  # temperatures and seeds, which drafts do not use
             torch.arange(drafter.max_num_reqs),
             num_speculative_tokens=drafter.num_speculative_steps if wanted is None else wanted,
         )
-        # What the scheduler has places for, and the device takes to be drafts.
+        # Those that the scheduler has places for and the device regards as drafts.
         limit = drafted_length(drafter.draft_model_config)
         ends = np.full(len(rows), min(self.max_tokens, limit))
         context = starts + counts - rejected.numpy()

@@ -1,4 +1,4 @@
-"""Where the drafts of an engine are put and what they are chosen from, on either model runner."""
+"""Watch where an engine's drafts go and what they are chosen from, on either model runner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Draft:
 
 @contextmanager
 def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
-    """Every draft of every request; no two of a step may go to one block."""
+    """Note every draft of every request; check that no two of a step go to one block."""
     seen: list[Draft] = []
     drafter = proposer_of(llm)
     manager = scheduler_of(llm).kv_cache_manager
@@ -67,7 +67,7 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
 
 @contextmanager
 def watch_logits(llm: LLM) -> Iterator[list[torch.Tensor]]:
-    """Logits of each block that is drafted, [drafts, V'] each, as they come."""
+    """Collect the logits of each block that is drafted, [drafts, V'] each, as they come."""
     model = proposer_of(llm).model
     compute: Callable[[torch.Tensor], torch.Tensor] = model.compute_logits
     logits: list[torch.Tensor] = []

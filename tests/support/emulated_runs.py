@@ -1,4 +1,4 @@
-"""Engines on the emulated GPU, watched while they step, and held against the CPU platform."""
+"""Engines on the emulated GPU, watched while they step, and compared with the CPU platform."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ON_CPU = (
 
 
 def on_cpu(name: str) -> dict[str, Any]:
-    """The outcome of a scenario on the CPU platform; "asynchronous: " may stand before its name."""
+    """Return a scenario's outcome on the CPU platform; its name may begin "asynchronous: "."""
     return _on_cpu(ON_CPU if name in ON_CPU else (name,))[name]
 
 
 @cache
 def _on_cpu(names: tuple[str, ...]) -> dict[str, Any]:
-    """From one process for nearly all tests."""
+    """Return outcomes of one process, which serves nearly all tests."""
     emulated = ("TORCHDYNAMO_DISABLE", "TRITON_INTERPRET")
     before = {name: value for name, value in os.environ.items() if name not in emulated}
     command = [sys.executable, "-m", "support.cpu_outcomes", *names]
@@ -50,8 +50,8 @@ def _on_cpu(names: tuple[str, ...]) -> dict[str, Any]:
 def watched(
     schedule: str, *, has_graphs: bool, is_async: bool = True, **settings: Any
 ) -> Iterator[LLM]:
-    """An engine whose steps are watched: at the end the host has waited for nothing but outputs, no
-    stream has missed a wait, and no buffer has moved."""
+    """Start an engine and watch its steps; check at the end that the host has waited only for
+    outputs, no stream has missed a wait, and no buffer has moved."""
     device = torch_cuda.device()
     settings = {**SIZES, **ON_GPU, **(GRAPHS if has_graphs else {}), **settings}
     with (
@@ -64,7 +64,7 @@ def watched(
         assert core.async_scheduling == is_async
         assert bool(runner_of(llm).cudagraph_manager.graphs) == has_graphs
         SCHEDULES[schedule](llm)
-        races.forget()  # outputs of a warm-up are freed while they are copied: nobody reads them
+        races.forget()  # outputs of a warm-up are freed while they are copied; they are not read
         device.forget_counts()
         waited.clear()
         try:
@@ -82,8 +82,8 @@ def watched(
 
 @contextmanager
 def waits_of_steps() -> Iterator[Counter[str]]:
-    """Filled with what a worker's steps wait for, whoever asked for it: outputs are fetched by
-    others."""
+    """Count what a worker's steps wait for, whether asked for or not. Outputs are fetched outside
+    of the steps."""
     found, running = Counter[str](), threading.local()
 
     def note(_: str, name: str) -> None:
@@ -110,7 +110,7 @@ def waits_of_steps() -> Iterator[Counter[str]]:
 
 
 def run(name: str, schedule: str, *, has_graphs: bool, **settings: Any) -> dict[str, Any]:
-    """The outcome of a scenario in an engine of its own, which is watched."""
+    """Return the outcome of a scenario in its own, watched engine."""
     scenario = SCENARIOS[name]
     settings = {**scenario.settings, **settings}
     with watched(schedule, has_graphs=has_graphs, **settings) as llm:

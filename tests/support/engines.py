@@ -1,4 +1,4 @@
-"""vLLM engines in the tests' own process, and the demo pair they serve."""
+"""vLLM engines in the test process, and the demo pair they serve."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
 V2_WORKERS = GPU_WORKER.rpartition(".")[0]
 slow_on_v2 = pytest.mark.slow if USES_V2 else pytest.mark.skipif(False, reason="is quick on V1")
-"""Mark of tests and parameters that take V2's interpreter a minute, and whose like runs there."""
+"""Mark of tests and parameters that take V2's interpreter a minute; similar ones run there."""
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
-"""How this process's model runner can be scheduled."""
+"""Ways to schedule this process's model runner."""
 
-# What was imported stays. vLLM has it looked through for garbage 15 times for each engine that
-# starts and ends, which takes ten times as long as all the rest; so it is set aside for good.
+# Imported objects stay. vLLM searches them for garbage 15 times for each engine that starts and
+# ends, which takes ten times as long as all the rest; so they are set aside for good.
 gc.collect()
 gc.freeze()
 for name in ("freeze", "unfreeze"):
@@ -50,14 +50,14 @@ def held_out_prompts(count: int) -> list[str]:
 
 @contextmanager
 def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
-    """An engine on the demo target in float32, eager, in this process; scheduled as vLLM does it
+    """Start an eager float32 engine on the demo target in this process. vLLM schedules it as usual
     here, unless "asynchronous" is asked for."""
     settings = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
     settings |= {"max_model_len": 512, "disable_log_stats": False, "seed": 0}
     settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
     if torch_cuda.is_installed():
         settings["kv_cache_memory_bytes"] = 32 << 20  # that GPU has little memory
-    if scheduling and current_platform.is_cuda():  # which is asynchronous unless told
+    if scheduling and current_platform.is_cuda():  # asynchronous by default
         settings["async_scheduling"] = scheduling == "asynchronous"
     cleanup_dist_env_and_memory()
     with _scheduling(scheduling):
@@ -73,7 +73,7 @@ def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
 
 @contextmanager
 def _scheduling(scheduling: str) -> Iterator[None]:
-    """Asynchronous if so: vLLM switches that off on CPUs, but Model Runner V2 can do it there."""
+    """Allow "asynchronous": vLLM switches that off on CPUs, but Model Runner V2 can do it there."""
     check = current_platform.check_and_update_config
 
     def set_it(vllm_config: Any) -> None:
@@ -86,27 +86,27 @@ def _scheduling(scheduling: str) -> Iterator[None]:
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on no engine measures what its steps cost, and all plan every step, so that draft
+    """Make engines use fixed step costs instead of measuring, and plan every step, so that draft
     lengths repeat.
 
-    What the planner sees is the drafts' luck alone; on a busy machine, or in an interpreter, it
-    would rightly draft nothing.
+    The planner then sees only how drafts are accepted. With the costs of a busy machine or of an
+    interpreter, it would rightly draft nothing.
     """
-    # By name: on a GPU nothing may import those for CPUs.
+    # By name: on a GPU nothing may import the workers for CPUs.
     kinds = (GPU_WORKER,) if current_platform.is_cuda() else (CPU_WORKER, CPU_WORKER_V2)
     for kind in kinds:
         monkeypatch.setattr(
             f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
     monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
-    # One length for all is worth more than each its own, wherever there are graphs for that.
+    # One length for all is worth more than individual ones, wherever there are graphs for it.
     monkeypatch.setattr(
         f"{V2_WORKERS}.ragged_seconds", lambda runner: 1.0 if _has_graphs_of_blocks(runner) else 0.0
     )
 
 
 def _has_graphs_of_blocks(runner: Any) -> bool:
-    """Whether some batch whose requests have a block's rows each is a graph."""
+    """Return whether there is a graph of a batch in which each request has a block's rows."""
     graphs = runner.cudagraph_manager.graphs if runner.cudagraph_manager else ()
     rows = 1 + runner.num_speculative_steps
     return any(graph.uniform_token_count == rows for graph in graphs)
@@ -114,7 +114,7 @@ def _has_graphs_of_blocks(runner: Any) -> bool:
 
 @contextmanager
 def with_fixed_costs() -> Iterator[None]:
-    """The same for what starts inside."""
+    """Do the same for engines that start inside."""
     with pytest.MonkeyPatch.context() as patch:
         fix_costs(patch)
         yield
@@ -125,22 +125,22 @@ def worker_of(llm: LLM) -> Any:
 
 
 def proposer_of(llm: LLM) -> Any:
-    """Our proposer, or on Model Runner V2 our speculator."""
+    """Return our proposer, or on Model Runner V2 our speculator."""
     return worker_of(llm).drafter
 
 
 def scheduler_of(llm: LLM) -> Any:
-    """The engine's scheduler; on V2 it plans."""
+    """Return the engine's scheduler; on V2 it plans."""
     return llm.llm_engine.engine_core.engine_core.scheduler
 
 
 def runner_of(llm: LLM) -> Any:
-    """The model runner."""
+    """Return the model runner."""
     return worker_of(llm).model_runner
 
 
 def target_of(llm: LLM) -> Any:
-    """The target's model."""
+    """Return the target's model."""
     return runner_of(llm).get_model()
 
 
@@ -156,7 +156,7 @@ def token_ids(
 
 
 def prefix_cache_hits(llm: LLM) -> int:
-    """Prompt tokens found in the prefix cache so far."""
+    """Return the number of prompt tokens found in the prefix cache so far."""
     (hits,) = (m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits")
     return hits
 
@@ -180,10 +180,10 @@ def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
 
 
 def counted(lengths: list[int], tokens: list[int]) -> list[int]:
-    """Tokens of each verify step of a request that came to these tokens.
+    """Return the tokens of each verify step of a request that wrote these tokens.
 
-    V2 verifies as many drafts of a request that is about to end as of others. What is behind the
-    end does not count.
+    V2 verifies as many drafts of a request that is about to end as of others. Tokens after the end
+    do not count.
     """
     if not USES_V2:
         return lengths
@@ -194,7 +194,7 @@ def counted(lengths: list[int], tokens: list[int]) -> list[int]:
 
 
 def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
-    """Values of each request, in the order in which they were added."""
+    """Return the values of each request, in the order in which requests were added."""
     return [of_requests[name] for name in sorted(of_requests, key=lambda n: int(n.split("-")[0]))]
 
 
@@ -204,7 +204,7 @@ def as_the_reference(
     new_tokens: int,
     **settings: Any,
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Decode with blocks of full length: text, and what each step accepts, are the reference's.
+    """Decode with full blocks; check that the text and what each step accepts are the reference's.
 
     Returns:
         The tokens of each prompt, and the engine's statistics.
@@ -238,7 +238,7 @@ def as_the_reference(
 
 
 def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[list[int]]]:
-    """The tokens that each step brought each prompt; what is behind its end is cut."""
+    """Return the tokens of each step for each prompt, cut at its end."""
     engine = llm.llm_engine
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), prompt, params)

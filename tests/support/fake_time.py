@@ -1,4 +1,4 @@
-"""A clock of the tests' own."""
+"""A clock for tests."""
 
 
 class FakeTime:

@@ -1,8 +1,8 @@
-"""A GPU that is not there, as far as vLLM looks at one while it starts.
+"""A pretended GPU, for all that vLLM looks at while it starts.
 
-Ours are the answers of the driver (compute capability, name, memory) and empty modules that stand
-for compiled kernels and for FlashInfer, so that what imports them can be imported. All that is
-decided from there on, vLLM decides. Nothing can be run.
+It has the driver's answers (compute capability, name, memory) and empty modules in place of
+compiled kernels and FlashInfer, so that what imports them can be imported. vLLM decides everything
+from there on. Nothing can be run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ IMPORTED = {
         "get_trtllm_gen_multi_ctas_kv_counter_bytes",
     ),
 }
-"""What vLLM imports from where."""
+"""Names that vLLM imports, by module."""
 
 
 def fake_cuda() -> type[Any]:
-    """From here on vLLM's platform is CUDA. Call before anything imports vLLM.
+    """Make CUDA vLLM's platform. Call before anything imports vLLM.
 
-    Returns the platform, whose `capability` is yet to be set: nothing that is imported before may
+    Returns the platform. Its `capability` is not set yet: nothing that is imported before then may
     ask for it, so that a process can be forked for each capability.
     """
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)  # the choice is vLLM's
@@ -55,7 +55,7 @@ def fake_cuda() -> type[Any]:
 
 
 def lines_on_cuda(module: str, *arguments: str) -> list[dict[str, Any]]:
-    """What a module that calls `fake_cuda` prints in a process of its own: JSON, line by line."""
+    """Run a module that calls `fake_cuda` in its own process; return its lines of JSON."""
     command = [sys.executable, "-m", module, *arguments]
     surroundings = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
     environment = {**surroundings, **importing_support(), "VLLM_LOGGING_LEVEL": "ERROR"}

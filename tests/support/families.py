@@ -1,4 +1,4 @@
-"""Targets of all families, each with a drafter and what it writes by Hugging Face."""
+"""Targets of all families, each with a drafter and what it writes in Hugging Face."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Family:
     target: PreTrainedModel
     drafter: ReferenceDrafter
     written: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]
-    """Each prompt with what the target writes, [1, T], and the features of it, [T, m * H]."""
+    """Each prompt with what the target writes, [1, T], and its features, [T, m * H]."""
 
     def engine(self, **changes: Any) -> Any:
         settings = {"model": str(self.folder / "target"), "skip_tokenizer_init": True}
@@ -51,7 +51,7 @@ def make_family(folder: Path, name: str) -> Family:
 def write(
     target: PreTrainedModel, prompt: list[int], taps: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The prompt and its greedy continuation by Hugging Face, and the features of both."""
+    """Return the prompt with its greedy continuation by Hugging Face, and the features of both."""
     ids = torch.tensor([prompt])
     while True:
         logits, features = target_step(target, ids, DynamicCache(config=target.config), taps)

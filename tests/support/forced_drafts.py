@@ -1,4 +1,4 @@
-"""Drafts that come true as far as a test wants, whatever the drafter thinks; on either runner."""
+"""Drafts that are right as far as a test wants, whatever the drafter thinks, on either runner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vllm_dflash.model.draft_model import DFlashDraftModel
 def forced_drafts(
     llm: LLM, texts: Sequence[Sequence[int]], how_many: Callable[[int], int]
 ) -> Iterator[None]:
-    """Draft what these texts, prompts included, go on with.
+    """Draft the continuations of these texts, which include their prompts.
 
-    `how_many` drafts behind a bonus token at a position come true, and those after them do not.
+    `how_many` drafts after a bonus token at a position are right, and those after them are wrong.
     """
     model = proposer_of(llm).model
     forward, target_ids = model.forward, model.target_ids
     mask = proposer_of(llm).spec.mask_token_id
-    rows: list[tuple[int, int, int]] = []  # of each mask: its bonus token, where that is, how far
+    rows: list[tuple[int, int, int]] = []  # of each mask: its bonus token, its position, how far
 
     def run(input_ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
         rows.clear()
@@ -56,14 +56,14 @@ def forced_drafts(
 def forced_in_graphs(
     texts: Sequence[Sequence[int]], how_many: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
-    """The same of engines that start inside, whose blocks are captured: on the device.
+    """Do the same on the device, for engines that start inside and whose blocks are captured.
 
-    A text is known by its bonus token, at its place. `how_many` takes places [R, 1].
+    A text is identified by its bonus token at its place. `how_many` takes places [R, 1].
     """
     forward, target_ids = DFlashDraftModel.forward, DFlashDraftModel.target_ids
     longest = max(map(len, texts))
     on_host = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])  # [T, L]
-    tables: list[torch.Tensor] = []  # made by a warm-up: not within a capture
+    tables: list[torch.Tensor] = []  # made by a warm-up, not within a capture
 
     def run(self: Any, input_ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> Any:
         self.rows = input_ids, positions

@@ -1,4 +1,4 @@
-"""A policy that verifies what texts predict, whatever it is worth."""
+"""A policy that verifies free drafts, whatever they are worth."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vllm_dflash.planning.step import Plan, Step
 
 
 class ForcedTexts(FixedLength):
-    """Rolls dice: whom to draft, who takes what its text predicts, how much of it is verified, and
-    how many steps the drafter rests."""
+    """Decides at random which requests are drafted, which use what their text predicts, how much of
+    it is verified, and how many steps the drafter rests."""
 
     agrees_across_ranks = False
 
     def __init__(self, max_draft: int, seed: int = 0, *, whole: bool = False) -> None:
-        """With `whole`, nobody is drafted, and all that is predicted is verified."""
+        """With `whole`, no request is drafted, and all that is predicted is verified."""
         super().__init__(max_draft)
         self._dice = np.random.default_rng(seed)
         self._whole = whole

@@ -1,4 +1,4 @@
-"""What the front end imports for engines on a faked CUDA device, one line of JSON each.
+"""Print what the front end imports for engines on a faked CUDA device, one line of JSON each.
 
 python -m support.front_end_child
 """
@@ -16,7 +16,7 @@ from support.faked_cuda import fake_cuda
 
 
 class Asked:
-    """Notes which modules of FlashInfer, whose stand-in is empty, somebody wants to import."""
+    """Notes which modules of FlashInfer, whose stand-in is empty, are to be imported."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -27,7 +27,7 @@ class Asked:
 
 
 def main() -> None:
-    """A process is forked for each pair, since a module is imported once."""
+    """Fork a process for each pair, because a module is imported only once."""
     fake_cuda().capability = (9, 0)
     from support.pairs import dflash2_config, drafter_config, lilicorr_config, save_drafter
     from support.selection_config import HEADS, create_config, write_pair

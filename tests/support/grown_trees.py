@@ -67,7 +67,7 @@ class Grown:
         ]
 
     def there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """On the device."""
+        """Return the arrays on the device."""
         return [torch.from_numpy(each).to(self.device) for each in arrays]
 
     def bias_of(self, slot: int) -> float:
@@ -92,8 +92,7 @@ class Grown:
         )
 
     def check(self, request: int, expected: Tree) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises AssertionError where a tree is another. Returns survival, as found and as it
-        should be."""
+        """Raise AssertionError if a tree differs. Return survival, found and expected."""
         slot, trees = self.of_request[request], self.trees
         nodes = trees.num_nodes
         assert trees.sizes[slot] == nodes
@@ -112,7 +111,7 @@ class Grown:
         return survival, torch.from_numpy(corrected)
 
     def walk(self, start: int = 0) -> None:
-        """Draw something behind each row, and walk; requests stand in a batch from `start` on."""
+        """Draw a token after each row, and walk; requests are in a batch from `start` on."""
         random, trees, count = self.random, self.trees, len(self.by_hand)
         nodes, device = trees.num_nodes, self.device
         rows = random.integers(0, nodes + 1, count)
@@ -120,7 +119,7 @@ class Grown:
             trees.sizes[self.of_request[0]] = 0
         ends = np.cumsum([0, *(1 + rows)])
         drawn = random.integers(0, VOCABULARY, ends[-1])
-        for request, tree in enumerate(self.by_hand):  # what comes is often what was drafted
+        for request, tree in enumerate(self.by_hand):  # drawn tokens are often those drafted
             for node in range(rows[request]):
                 if random.random() < 0.8:
                     drawn[ends[request] + 1 + tree.parents[node]] = tree.tokens[node]
@@ -149,14 +148,14 @@ class Grown:
             assert trees.path_lens[row] == len(path)
             chain = [node for node, way in enumerate(tree.ways[: rows[request]]) if not any(way)]
             along = [a for a, b in zip(path, chain, strict=False) if a == b]
-            # What is cut is another tree, which is walked by itself.
+            # A cut tree is another tree, which is walked by itself.
             cut = [path_of(tree, mine, min(int(rows[request]), size)) for size in TREE_CUTS]
             expected = [len(chain), len(along), *(1 + len(path) for path in cut)]
             assert trees.chains[row].tolist() == expected
 
     def place(self) -> None:
-        """Nodes at positions by their depths, and in a row again, beside loops. Some requests are
-        in their prompts."""
+        """Put nodes at positions by their depths, then in a row again, and compare with loops. Some
+        requests are in their prompts."""
         random, trees, slots = self.random, self.trees, self.of_request
         nodes, count = trees.num_nodes, len(self.by_hand)
         rows = 1 + random.integers(0, nodes + 1, count)
@@ -194,7 +193,7 @@ class Grown:
 
 @dataclass
 class Case:
-    """So many requests, with blocks of K drafts and trees of N nodes."""
+    """Requests with blocks of K drafts and trees of N nodes."""
 
     num_requests: int
     width: int
@@ -204,7 +203,7 @@ class Case:
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Survival of all nodes; all else is asserted."""
+    """Return survival of all nodes, found and expected; all else is asserted."""
     world = Grown(
         case.nodes, case.width, case.nodes, max(case.width, case.nodes), case.num_requests, device
     )

@@ -1,4 +1,4 @@
-"""What it takes to run a target with linear attention where there is no GPU."""
+"""Run targets with linear attention without a GPU."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Anything(ModuleType):
 
 
 def know_qwen35() -> None:
-    """Have vLLM know Qwen3.5's text model, whose file asks for torchvision on behalf of images.
+    """Register Qwen3.5's text model in vLLM. Its file imports torchvision for images.
 
-    PyPI has torchvision for CUDA only, whose operators a CPU's torch does not take.
+    PyPI has torchvision for CUDA only, whose operators a CPU build of torch does not accept.
     """
-    assert not is_torchvision_available()  # which it remembers
+    assert not is_torchvision_available()  # it remembers this
     names = ["torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.v2"]
     with pytest.MonkeyPatch.context() as patch:
         for name in [*names, "torchvision.transforms.v2.functional"]:
@@ -48,9 +48,9 @@ def know_qwen35() -> None:
 
 @contextmanager
 def kernels_for_gpus() -> Iterator[None]:
-    """Gated delta nets go by what vLLM runs on GPUs, in float32; those for CPUs take bfloat16.
+    """Run gated delta nets with vLLM's kernels for GPUs, in float32; those for CPUs take bfloat16.
 
-    Only prompts do not (`kernels_for_prompts`).
+    Prompts use others (`kernels_for_prompts`).
     """
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
 
@@ -70,15 +70,15 @@ def kernels_for_gpus() -> Iterator[None]:
 
 @contextmanager
 def kernels_for_prompts() -> Iterator[None]:
-    """Prompts go by a loop, for a kernel that refuses float32, and by vLLM's convolution for CPUs,
-    for one that the interpreter does not take."""
+    """Run prompts with a loop in place of a kernel that refuses float32, and with vLLM's
+    convolution for CPUs in place of one that the interpreter cannot run."""
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
     from vllm.model_executor.layers.mamba.ops.cpu.causal_conv1d import causal_conv1d_fn_cpu
     from vllm.third_party.flash_linear_attention.ops import fused_recurrent
     from vllm.triton_utils import tl
 
     with pytest.MonkeyPatch.context() as patch:
-        # Names of its own for functions of Triton's language, which the interpreter exchanges.
+        # Separate names for functions of Triton's language, which the interpreter replaces.
         patch.setattr(fused_recurrent, "exp", lambda x: tl.exp(x))
         patch.setattr(fused_recurrent, "log", lambda x: tl.log(x))
         patch.setattr(gdn, "causal_conv1d_fn", causal_conv1d_fn_cpu)
@@ -89,7 +89,7 @@ def kernels_for_prompts() -> Iterator[None]:
 
 @cache
 def _convolutions_for_gpus() -> ModuleType:
-    """vLLM's module of them as it is elsewhere; on CPUs it puts others in their places."""
+    """Return vLLM's module as it is on other platforms; on CPUs it replaces its functions."""
     spec = find_spec("vllm.model_executor.layers.mamba.ops.causal_conv1d")
     assert spec is not None
     assert spec.loader is not None
@@ -112,7 +112,7 @@ def _token_by_token(
     cu_seqlens: torch.Tensor,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts one behind another, [1, T, heads, D]; a state of each, [R, heads, D, D]."""
+    """Run prompts one after another, [1, T, heads, D]; a state of each, [R, heads, D, D]."""
     groups = v.shape[2] // k.shape[2]
     q = q.repeat_interleave(groups, 2) * k.shape[-1] ** -0.5
     k = k.repeat_interleave(groups, 2)

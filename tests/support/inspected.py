@@ -16,7 +16,7 @@ SMALL = {"dtype": "float32", "max_model_len": 256}
 
 
 def check_schema(found: dict[str, Any]) -> None:
-    """The object of `--json`, which has the same keys whatever was found."""
+    """Check the object of `--json`, which has the same keys whatever was found."""
     read = TypeAdapter(Inspection).validate_json(json.dumps(found), strict=True)
     assert json.loads(json.dumps(read.to_dict())) == found
 

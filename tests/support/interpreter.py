@@ -11,7 +11,7 @@ from emulated.interpreter import hasten, pretend_a_device
 
 
 def use_triton() -> None:
-    """Have vLLM define its kernels where there is no GPU.
+    """Make vLLM define its kernels without a GPU.
 
     Call before anything imports vLLM: it looks for a Triton driver once, while importing.
     """
@@ -20,7 +20,7 @@ def use_triton() -> None:
 
 
 def use_model_runner_v2() -> None:
-    """Call before anything imports vLLM."""
+    """Choose Model Runner V2. Call before anything imports vLLM."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     use_triton()
     hasten()
@@ -28,8 +28,8 @@ def use_model_runner_v2() -> None:
 
 @contextmanager
 def triton_attention() -> Iterator[None]:
-    """The targets of engines that start inside attend with vLLM's kernel for GPUs, over its cache
-    layout. Drafters do with that for CPUs, which is not interpreted."""
+    """Make targets of engines that start inside use vLLM's attention kernel for GPUs, with its
+    cache layout. Drafters use the one for CPUs, which is not interpreted."""
     import pytest
     import torch
     from vllm.platforms import current_platform

@@ -1,4 +1,4 @@
-"""Our planning against the best fixed length in hindsight, over the same recorded texts."""
+"""Compare our planning with the best fixed length in hindsight, over the same recorded texts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CAPTURED = (1, 3, 7)
 
 
 class Regime(NamedTuple):
-    """What attention backends allow."""
+    """Draft lengths that attention backends allow."""
 
     choices: tuple[int, ...]
-    """Lengths that all requests may be given alike, but 0."""
+    """Lengths that all requests of a step may be given, except 0."""
     trims: bool = False
     ragged_ms: float = 0.0
 
     def world(self) -> dict[str, Any]:
-        """Arguments of a pipeline."""
+        """Return the arguments of a pipeline."""
         captured = (0, *self.choices) if self.ragged_ms else None
         return {"captured": captured, "ragged_ms": self.ragged_ms}
 
@@ -38,7 +38,7 @@ REGIMES = {
 
 
 def table_of(name: str) -> CostTable:
-    """Costs of `assumed_gpu` or `cpu_2_cores`."""
+    """Return the costs of `assumed_gpu` or `cpu_2_cores`."""
     return CostTable.read(COSTS / f"{name}.json")
 
 
@@ -52,7 +52,7 @@ def ours(
     scale: float = 1.0,
     **world: Any,
 ) -> Pipeline:
-    """With a profile of the target that is off by a factor."""
+    """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
     clock, width = FakeTime(), drafts.width
     planner = AheadPlanner(width, num_requests, looks_up=looks_up)
     profiles = [table.costs(num_requests) for _ in range(2)]
@@ -74,14 +74,14 @@ def ours(
 
 
 def planner_of(pipeline: Pipeline) -> AheadPlanner:
-    """Planner of one of ours."""
+    """Return the planner of one of our pipelines."""
     assert isinstance(pipeline.scheduler, Ours)
     return pipeline.scheduler.planner
 
 
 def rate_of(pipeline: Pipeline, least: int = 6000) -> float:
-    """Tokens a second of at least so many tokens, behind a quarter as many that nobody counts: over
-    stretches of text that do not depend on who decodes them."""
+    """Return tokens a second over at least `least` tokens, after a quarter as many that do not
+    count. The stretches of text do not depend on what decodes them."""
     count = pipeline.num_requests
     pipeline.run(tokens=max(least // 4, 300 * count))
     return pipeline.run(tokens=max(least, 400 * count))
@@ -95,7 +95,7 @@ def fixed_rates(
     lengths: tuple[int, ...] | None = None,
     **world: Any,
 ) -> dict[int, float]:
-    """Rates of plain decoding (0) and of blocks of each length that is compiled for."""
+    """Return the rates of plain decoding (0) and of blocks of each length that is compiled for."""
     tried = lengths or (tuple(range(8)) if not regime.ragged_ms else (0, *regime.choices))
     return {
         length: rate_of(

@@ -1,4 +1,4 @@
-"""Logits for the kernel that says which token is likeliest, beside a softmax written out."""
+"""Logits for the kernel that finds the likeliest token, beside a softmax written out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NOBODY_IS_SURE = 1.0
 
 @dataclass
 class Case:
-    """Rows of logits: eight that are odd, and so many others."""
+    """Rows of logits: eight unusual ones and `num_others` others."""
 
     vocab_size: int
     num_others: int = 4
 
 
 def judged(logits: torch.Tensor, num_rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and confidence of some rows, on the CPU; none behind them is written."""
+    """Return tokens and confidence of some rows, on the CPU; check that no later row is written."""
     num_rows, device = len(logits) if num_rows is None else num_rows, logits.device
     tokens = torch.full((len(logits) + 1,), UNTOUCHED, device=device)
     confidence = torch.full((len(logits) + 1,), float(UNTOUCHED), device=device)
@@ -36,16 +36,16 @@ def judged(logits: torch.Tensor, num_rows: int | None = None) -> tuple[torch.Ten
 
 
 def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
-    """[Q, V]; rows lie further apart than they are long. In bfloat16, many have several maxima."""
+    """Return [Q, V], with gaps between the rows. In bfloat16, many have several maxima."""
     random = torch.Generator().manual_seed(0)
     size = case.vocab_size
     logits = 4.0 * torch.randn(8 + case.num_others, size + 3, generator=random)
-    logits[:, size:] = 99.0  # of no token
+    logits[:, size:] = 99.0  # not of a token
     logits[0] = 0.0
     logits[1, [size - 1, 2 * TILE + 5, TILE, TILE + 9]] = 40.0  # ties between parts
     logits[2, size // 2], logits[3, size - 1] = NAN, INF
     logits[4] = -INF
-    logits[5, : 3 * TILE] = -INF  # as where a bias forbids a stretch
+    logits[5, : 3 * TILE] = -INF  # as if a bias forbids a stretch
     logits[6] = -INF
     logits[6, size - 1] = -50.0
     logits[7] = -1e30
@@ -54,7 +54,7 @@ def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
 
 
 def candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest columns of each row, and their probabilities, on the CPU."""
+    """Return the likeliest columns of each row, and their probabilities, on the CPU."""
     shape = len(logits) + 1, count
     tokens = torch.full(shape, UNTOUCHED, device=logits.device)
     shares = torch.full(shape, float(UNTOUCHED), device=logits.device)
@@ -67,7 +67,7 @@ def candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 
 
 def check_candidates(logits: torch.Tensor, tokens: torch.Tensor, shares: torch.Tensor) -> None:
-    """Beside a sort, which leaves equal ones as they stand."""
+    """Compare with a stable sort."""
     for row, found, share in zip(logits.double().cpu(), tokens, shares, strict=True):
         if not row.max().isfinite():
             assert (found.tolist(), share.tolist()) == ([0] * len(found), [0.0] * len(found))
@@ -83,7 +83,7 @@ def check_candidates(logits: torch.Tensor, tokens: torch.Tensor, shares: torch.T
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logarithms of confidence, so that of small ones all digits count; tokens are exact."""
+    """Return logarithms of confidence, so that all digits of small ones count; tokens are exact."""
     logits = logits_of(case, dtype)
     found = []
     expected = []
@@ -111,6 +111,6 @@ CONFIDENCE = Oracle(
         "V = 151936, 248 rows": Case(151936, 240),
     },
     compare,
-    limits={torch.bfloat16: 1e-4, torch.float32: 1e-4},  # it reckons in float32
+    limits={torch.bfloat16: 1e-4, torch.float32: 1e-4},  # it computes in float32
     interpreted=("V = 9000", "V = 151936", "V = 262144"),
 )

@@ -1,4 +1,4 @@
-"""All Triton kernels of ours: a test sees to it that none is missing here."""
+"""All our Triton kernels: a test checks that none is missing here."""
 
 from support.decided_steps import DECISIONS
 from support.grown_trees import TREES

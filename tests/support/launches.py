@@ -1,4 +1,4 @@
-"""What a step of ours launches beyond the drafter's block: kernels and copies, by name."""
+"""Count what we launch in a step beyond the drafter's block: kernels and copies, by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Operations(TorchDispatchMode):
         found, name = func(*args, **(kwargs or {})), func.name()
         returned = [one.alias_info for one in func._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in returned)
-        if name.startswith("aten::to."):  # inference mode leaves it whole
+        if name.startswith("aten::to."):  # inference mode does not split it
             is_view = found is args[0]
         if not is_view and not name.startswith(NO_LAUNCH):
             self._found[name] += 1
@@ -38,7 +38,7 @@ class _Operations(TorchDispatchMode):
 
 @contextmanager
 def launches_counted(found: Counter[str]) -> Iterator[None]:
-    """Count what `DeviceStep` and `DraftBudget` launch while what is inside runs."""
+    """Count what `DeviceStep` and `DraftBudget` launch inside the block."""
     run_kernel, run = GridExecutor.__call__, DeviceStep.run
 
     def kernel(grid: Any, *args: Any, **kwargs: Any) -> Any:

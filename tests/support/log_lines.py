@@ -1,4 +1,4 @@
-"""What our own logger says, whatever vLLM makes of its loggers' handlers and levels meanwhile."""
+"""Lines of our own logger, whatever vLLM does to its loggers' handlers and levels meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 @contextmanager
 def log_lines() -> Iterator[list[str]]:
-    """`LEVEL message` of each line."""
+    """Collect `LEVEL message` of each line."""
     lines: list[str] = []
 
     def keep(record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""Requests of all kinds for one engine, at once, and what may be said of what they get."""
+"""Requests of all kinds, served by one engine at once, and their answers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Asked(NamedTuple):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether dice say what it gets."""
+        """Whether its tokens are drawn at random."""
         return self.params.temperature > 0.0 and self.params.top_k != 1
 
 
 @dataclass
 class Answers:
-    """What requests got, by name, and whose drafts were looked at."""
+    """Answers by request name, and the requests that hung up."""
 
     by_name: dict[str, RequestOutput] = field(default_factory=dict)
     hung_up: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ def grammar(**what: Any) -> SamplingParams:
 
 
 def drawn(seed: int, **changes: Any) -> SamplingParams:
-    """The interpreter cannot run V2's kernel for top-k."""
+    """Return settings that draw. The interpreter cannot run V2's kernel for top-k."""
     top_k = {} if USES_V2 else {"top_k": TOP_K}
     return SamplingParams(
         temperature=0.8, seed=seed, max_tokens=TOKENS, logprobs=TOP_K, **top_k, **changes
@@ -54,15 +54,15 @@ def drawn(seed: int, **changes: Any) -> SamplingParams:
 
 
 def secret(number: int, length: int) -> list[int]:
-    """Tokens in no order, as nobody would write them."""
+    """Return tokens in no order, unlike any text."""
     dice = random.Random(number)
     return [dice.randrange(300, 2000) for _ in range(length)]
 
 
 def mixed_requests(limit: int) -> list[Asked]:
-    """For an engine with this context limit, neighbours of different kinds.
+    """Return requests for an engine with this context limit, neighbours of different kinds.
 
-    Prompts have 40 tokens at most, but for those that are to end at the limit.
+    Prompts have at most 40 tokens, except those that must end at the limit.
     """
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     texts = [tokenizer.encode(text) for text in held_out_prompts(20)]
@@ -86,7 +86,7 @@ def mixed_requests(limit: int) -> list[Asked]:
         "allowed tokens": greedy(TOKENS, allowed_token_ids=list(range(10, 900))),
         "three tokens": greedy(3, ignore_eos=True),
     }
-    if not USES_V2:  # for which sampling by one of n takes top-k
+    if not USES_V2:  # n answers of one request need top-k here
         kinds["three of one"] = SamplingParams(n=3, top_k=1, max_tokens=TOKENS)
         kinds["drawn, two of one"] = drawn(3, n=2)
     asked = [
@@ -105,7 +105,7 @@ def mixed_requests(limit: int) -> list[Asked]:
 
 
 def victims(limit: int) -> dict[str, Asked]:
-    """Requests that hang up: one in its prompt, one while it is answered."""
+    """Return requests that hang up: one in its prompt, one while it is answered."""
     params = greedy(limit, ignore_eos=True)
     return {
         "in its prompt": Asked("hangs up in its prompt", secret(2, limit - 8), params),
@@ -114,7 +114,7 @@ def victims(limit: int) -> dict[str, Asked]:
 
 
 def serve(llm: LLM, asked: list[Asked], leaving: dict[str, Asked], has_priorities: bool) -> Answers:
-    """All of them, with the ones that leave in front; everybody has left in the end."""
+    """Serve all requests, those that leave first in the queue, until none is left."""
     core, answers = llm.llm_engine, Answers()
     waiting = {one.name: stage for stage, one in leaving.items()}
     for number, one in enumerate([*leaving.values(), *asked]):
@@ -134,7 +134,7 @@ def serve(llm: LLM, asked: list[Asked], leaving: dict[str, Asked], has_prioritie
 
 
 def steps(llm: LLM, most: int = 4000) -> Iterator[int]:
-    """While there is anything to do; who is not done by then never is."""
+    """Yield steps while there is anything to do; fail after `most`."""
     for number in range(most):
         if not llm.llm_engine.has_unfinished_requests():
             return
@@ -143,7 +143,7 @@ def steps(llm: LLM, most: int = 4000) -> Iterator[int]:
 
 
 def is_at(llm: LLM, name: str, stage: str) -> bool:
-    """Whether it is time for this one to leave."""
+    """Return whether it is time for this request to leave."""
     of_stage: dict[str, Callable[[Any], bool]] = {
         "in its prompt": lambda request: request.num_computed_tokens > 0,
         "answered": lambda request: request.num_output_tokens > 4,
@@ -153,5 +153,5 @@ def is_at(llm: LLM, name: str, stage: str) -> bool:
 
 
 def trigrams(tokens: list[int]) -> set[tuple[int, int, int]]:
-    """Every three tokens in a row."""
+    """Return every three tokens in a row."""
     return {*zip(tokens, tokens[1:], tokens[2:], strict=False)}

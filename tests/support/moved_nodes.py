@@ -1,4 +1,4 @@
-"""Accepted nodes of draft trees for the kernels that move what they left, beside loops."""
+"""Accepted nodes of draft trees, for the kernels that move their rows, beside loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_dflash.engine.v2.trees.tree_move import CachedLayer, CacheMover, Paths
 
 @dataclass
 class Layer:
-    """A cache: K/V heads, head size, tokens of a block, whether heads lie inside of tokens."""
+    """A cache: K/V heads, head size, tokens of a block, whether tokens hold the heads."""
 
     heads: int
     head_size: int
@@ -27,7 +27,7 @@ class Case:
     """Requests of a batch: context, nodes, accepted nodes; layers, each of its own cache group."""
 
     requests: list[tuple[int, list[int]]]
-    """Context, and accepted nodes by depth; behind these are up to 3 nodes more."""
+    """Context, and accepted nodes by depth; up to 3 more nodes follow these."""
     layers: list[Layer]
     width: int = 96
     without_blocks: int | None = None
@@ -37,10 +37,10 @@ class Case:
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is in the caches and the features afterwards, and what should be, one behind the other.
+    """Return the caches and the features afterwards, found and expected, one after another.
 
-    One cache is listed twice, as of layers that share it. Behind the batch are two requests more,
-    which are none.
+    One cache is listed twice, like that of layers that share it. After the batch there are two
+    more rows, which are no requests.
     """
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def compare(
         table = np.zeros((len(nodes), max(needed) + 2), np.int32)
         for request, owned in enumerate(np.split(blocks, np.cumsum(needed)[:-1])):
             table[request, : len(owned)] = owned
-            table[request, : max(contexts[request] - 8, 0) // size] = 0  # as behind a window
+            table[request, : max(contexts[request] - 8, 0) // size] = 0  # as before a window
         order = (size, layer.heads) if layer.tokens_first else (layer.heads, size)
         cache = torch.randn(len(blocks) + 1, *order, 2 * layer.head_size).to(device, dtype)
         if layer.tokens_first:

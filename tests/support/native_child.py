@@ -1,4 +1,4 @@
-"""vLLM's own DFlash on Model Runner V2, in a process of its own: tokens of every step, as JSON.
+"""Run vLLM's own DFlash on Model Runner V2 in its own process: tokens of every step, as JSON.
 
 python -m support.native_child TARGET DRAFTER PROMPTS_JSON
 """

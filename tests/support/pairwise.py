@@ -1,7 +1,7 @@
 """Few combinations of settings in which every two values of two settings meet (pairwise testing).
 
-Most faults of combinations are of two settings. All combinations of twenty settings are millions;
-those in which every two meet are a dozen.
+Most faults of combinations involve two settings. Twenty settings have millions of combinations;
+a dozen are enough for every two to meet.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 Value = tuple[str, str]
-"""A setting and what it is set to."""
+"""A setting and its value."""
 Pair = frozenset[Value]
 TRIES = 50
-"""At each combination, of which the one with most new pairs is taken."""
+"""Tries for each combination; the one with most new pairs is taken."""
 
 
 def pair(one: Value, other: Value) -> Pair:
-    """Two values of two settings, in either order."""
+    """Return two values of two settings, in either order."""
     return frozenset((one, other))
 
 
 def all_pairs(settings: Mapping[str, Sequence[str]]) -> set[Pair]:
-    """Every two values of two settings."""
+    """Return every two values of two settings."""
     values = [[(name, value) for value in found] for name, found in settings.items()]
     return {
         pair(one, other)
@@ -34,20 +34,20 @@ def all_pairs(settings: Mapping[str, Sequence[str]]) -> set[Pair]:
 
 
 def pairs_of(combination: Mapping[str, str]) -> set[Pair]:
-    """Those that meet in a combination."""
+    """Return the pairs that meet in a combination."""
     return {pair(*two) for two in combinations(combination.items(), 2)}
 
 
 def covering(
     settings: Mapping[str, Sequence[str]], excluded: Collection[Pair] = (), seed: int = 0
 ) -> list[dict[str, str]]:
-    """Combinations in which all pairs meet but those that are excluded; the same every time.
+    """Return combinations in which all pairs meet except the excluded ones; the same every time.
 
-    Greedy: each holds a pair that is still missing, and of what else it may hold, what brings most
-    new pairs.
+    Greedy: each has a pair that is still missing, and otherwise the values that bring most new
+    pairs.
 
     Raises:
-        ValueError: a pair that is not excluded cannot be had, because of those that are.
+        ValueError: excluded pairs make another pair impossible.
     """
     dice = random.Random(seed)
     missing = all_pairs(settings) - set(excluded)
@@ -72,7 +72,7 @@ def _complete(
     missing: Collection[Pair],
     dice: random.Random,
 ) -> dict[str, str] | None:
-    """A combination with a first pair, settings in random order; None where none was found."""
+    """Return a combination with a first pair, settings in random order; None if none is found."""
     chosen = dict(first)
     others = [name for name in settings if name not in chosen]
     dice.shuffle(others)

@@ -36,13 +36,13 @@ def curve(points: dict[int, float]) -> Curve:
 
 
 def straight(fixed_ms: float, row_ms: float) -> Curve:
-    """So many milliseconds for nothing, and as many more for each row."""
+    """Return a curve of `fixed_ms` milliseconds, and `row_ms` more for each row."""
     return curve({0: fixed_ms, 1000: fixed_ms + 1000 * row_ms})
 
 
 def straight_costs() -> StepCosts:
-    """Costs to reckon with by hand: n rows take 10 + n ms to verify, (2 + n) / 4 to draft, and
-    (4 + n) / 20 to store."""
+    """Return costs that are easy to compute by hand: n rows take 10 + n ms to verify, (2 + n) / 4
+    to draft, and (4 + n) / 20 to store."""
     return StepCosts.of(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), 64)
 
 
@@ -51,16 +51,16 @@ def profiled_costs(max_requests: int = 64) -> StepCosts:
 
 
 def step_of(ids: list[str], verified: Ints, accepted: Ints) -> Step:
-    """A step of decoding alone that verified so many drafts of each request, [R]."""
+    """Return a step that only decodes and verified `verified` drafts of each request, [R]."""
     rows = len(ids) + int(np.sum(verified))
     return Step(ids, 1 + np.asarray(accepted), rows, np.asarray(verified))
 
 
 @dataclass
 class World:
-    """Requests that never end, drafted by a policy; times and luck are the world's.
+    """Requests that never end, drafted by a policy; the world decides times and acceptance.
 
-    Drafts come in two kinds, sure and unsure, as a text's easy and hard stretches do; a request
+    Drafts are of two kinds, sure and unsure, like a text's easy and hard stretches; a request
     changes kind with `flip` probability a step. Confidence is the truth to the power `overrated`.
     """
 
@@ -73,7 +73,7 @@ class World:
     predicts: float = 0.0
     """How often a request's text predicts its next tokens."""
     predicted_truth: float = 0.0
-    """How likely each of those is true, if those before it are."""
+    """Probability that each of those is right if those before it are."""
     seed: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -95,7 +95,7 @@ class World:
         return np.clip(rate[:, None] + spread, 0.01, 0.99)
 
     def run(self, ids: list[str], steps: int) -> None:
-        """Go on for some steps with these requests."""
+        """Run some steps with these requests."""
         num = len(ids)
         lengths = np.zeros(num, dtype=int)  # drafts to verify in the coming step
         truth: Floats = np.zeros((num, MAX_DRAFT))
@@ -176,14 +176,14 @@ def rate_of(
 
 
 class SteadyCosts(StepCosts):
-    """Costs that stay what they are however long the machine takes, so decisions repeat."""
+    """Costs that never change, however long the machine takes, so decisions repeat."""
 
     def observe(self, step: Step) -> StepEstimate:
         return StepCosts(self.records.copy()).observe(step)
 
 
 def steady_costs(max_requests: int) -> SteadyCosts:
-    """Drafting pays, for some requests and to some length."""
+    """Return costs at which drafting pays, for some requests and to some length."""
     draft, context = {2: 1.0, 256: 3.0}, {1: 0.0, 64: 0.5}
     profiled = StepCosts.of(curve(VERIFY_MS), curve(draft), curve(context), max_requests)
     return SteadyCosts(profiled.records)

@@ -16,21 +16,21 @@ GROUP = 32
 
 
 def as_int8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """By channel; with the numbers that they stand for."""
+    """Quantise by channel. Return the tensors and the numbers that they stand for."""
     scale = weight.abs().amax(dim=1, keepdim=True) / 127  # [out, 1]
     stored = (weight / scale).round().to(torch.int8)
     return {"weight": stored, "weight_scale": scale}, stored * scale
 
 
 def as_fp8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """By channel; with the numbers that they stand for."""
+    """Quantise by channel. Return the tensors and the numbers that they stand for."""
     scale = weight.abs().amax(dim=1, keepdim=True) / 448
     stored = (weight / scale).to(torch.float8_e4m3fn)
     return {"weight": stored, "weight_scale": scale}, stored.float() * scale
 
 
 def as_int4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """In groups of `GROUP`, eight to an int32; with the numbers that they stand for."""
+    """Quantise in groups of `GROUP`, eight numbers to an int32. Return as `as_int8` does."""
     groups = weight.unflatten(1, (-1, GROUP))  # [out, in / GROUP, GROUP]
     scale = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16()
     stored = (groups / scale).round().clamp(-8, 7)
@@ -62,7 +62,7 @@ WAYS: dict[str, tuple[str, Callable[..., tuple[Tensors, torch.Tensor]], dict[str
 OF_THE_HEAD = tuple(
     f"lilicorr.{name}" for name in ("factor_input_proj", "feature_mlp.up_proj", "anchor_out_head")
 )
-"""Layers of LiLiCorr's that are left as they are: one is never quantised, one has five columns."""
+"""LiLiCorr's layers that are left as they are: one is never quantised, one has five columns."""
 
 
 def quantise(
@@ -71,7 +71,7 @@ def quantise(
     """Write a model with its linear layers quantised, `fc` of a drafter among them.
 
     Returns:
-        Its tensors, with those numbers that the quantised ones stand for.
+        Its tensors, with the numbers that quantised ones stand for.
     """
     shutil.copytree(source, folder)
     stored = load_file(folder / "model.safetensors")

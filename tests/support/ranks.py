@@ -19,7 +19,7 @@ SECONDS = 240
 def draft_on_ranks(
     folder: Path, tasks: Sequence[tuple[Pair, list[torch.Tensor], dict[str, Any]]], num_ranks: int
 ) -> list[list[dict[str, Any]]]:
-    """What each rank has drafted in each task: drafts, logits, kv_heads; by task, then rank.
+    """Return drafts, logits, kv_heads and mlp_rows of each rank in each task; by task, then rank.
 
     A task is a pair, the context of each request [T, m * H], and options of the speculative
     config.
@@ -68,5 +68,5 @@ def _run(rank: int, num_ranks: int, folder: Path, tasks: list[Any]) -> None:
             }
         )
     torch.save(results, folder / f"{rank}.pt")
-    torch.distributed.barrier()  # nobody leaves while another one reads
+    torch.distributed.barrier()  # no rank exits while another one reads
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""An engine in a process of its own that also tells about its workers."""
+"""An engine in its own process that also reports on its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RayAnswers(EngineAnswers):
 
 
 def _build_look_around() -> Callable[[Any], dict[str, Any]]:
-    """A nested function is sent to the workers as code: they have no tests to import."""
+    """Return a nested function. It is sent to workers as code: they have no tests to import."""
 
     def look_around(worker: Any) -> dict[str, Any]:
         import os
@@ -41,7 +41,7 @@ def _build_look_around() -> Callable[[Any], dict[str, Any]]:
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "uses_shared_memory": all_reduce is not torch.distributed,
             "preloaded": [name for name in preload if os.path.realpath(name) in mapped],
-            # Of a killed process Intel OpenMP's own entry stays, whatever it was.
+            # Intel OpenMP's own entry of a killed process stays in any case.
             "shared_memory": sorted(
                 {
                     line.rpartition(" ")[2]

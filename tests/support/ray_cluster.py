@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine alone: each node is a `ray start` on a loopback address."""
+"""A Ray cluster on one machine: each node is a `ray start` on a loopback address."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
 RAY = str(Path(sys.executable).with_name("ray"))
 SECONDS_TO_LEAVE = 5
-"""Who then is still there is killed."""
+"""Processes that still run after this are killed."""
 NOT_UP = "a node of Ray's is not up"
 SECONDS_TO_START = 200
-HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's outer address
+HEAD = "127.0.0.2"  # Ray treats 127.0.0.1 as the machine's outer address
 
 
 class RayCluster:
-    """A head node; others come and go. Nothing is left behind, no default address either."""
+    """A head node; others join and leave. Nothing is left behind, not even a default address."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class RayCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
-        """Variables by which programs find it and are let in."""
+        """Environment variables with which programs find and access the cluster."""
 
     @contextmanager
     def head(self, cpus: int, environment: dict[str, str]) -> Iterator[None]:
@@ -50,7 +50,7 @@ class RayCluster:
 
     @contextmanager
     def joined(self, ip: str, cpus: int = 1, **environment: str) -> Iterator[None]:
-        """Another node, with these variables besides ours."""
+        """Add a node, with these variables besides ours."""
         with self._node(ip, cpus, [f"--address={self._address}"], environment):
             yield
 
@@ -70,7 +70,7 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(cpus: int = 1, **environment: str) -> Iterator[RayCluster]:
-    """A cluster of one node, with these variables besides ours."""
+    """Start a cluster of one node, with these variables besides ours."""
     folder = Path(tempfile.mkdtemp(prefix="vdf", dir="/tmp"))  # paths of sockets must be short
     try:
         cluster = RayCluster(folder)
@@ -90,11 +90,11 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     command = [RAY, "start", "--block", f"--node-ip-address={ip}", f"--num-cpus={cpus}"]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]
-    # Of both: a node without one makes its cluster this machine's default.
+    # For all nodes: a node without one makes its cluster this machine's default.
     command += [f"--temp-dir={folder}"]
-    # Two nodes of one machine must not count the same ports.
+    # Two nodes of one machine must not use the same ports.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-    # What is preloaded into Ray's own processes leaves files when they are killed.
+    # Libraries preloaded into Ray's own processes leave files when these are killed.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     with log.open("w") as file:
         return subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Texts with what a real drafter drafts, and what the texts themselves predict, at every token.
+"""Texts with a real drafter's drafts, and with what the texts themselves predict, at every token.
 
-The file is made by `benchmarks/record_drafts.py`. A request that goes through a text follows it to
-the letter, as greedy decoding does, so all that its drafts could come to is known beforehand.
+`benchmarks/record_drafts.py` makes the file. A request follows a text exactly, as greedy decoding
+does, so the outcome of any of its drafts is known in advance.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ FILE = Path(__file__).parents[1] / "data" / "recorded_drafts.npz"
 
 
 class Predicted(NamedTuple):
-    """What the tokens behind the last place where a text's newest ones stood predict."""
+    """Prediction by the tokens after the last place where a text's newest tokens occurred."""
 
     match: int
-    """Tokens that stood there before."""
+    """Tokens that match there."""
     length: int
     """Tokens predicted."""
     came_true: int
     """Those that are right, up to the first wrong one."""
     agreed: int
-    """Those that the drafter's block has as well, up to the first other one."""
+    """Those that the drafter's block has as well, up to the first that differs."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,21 @@ class RecordedDrafts:
     """Drafts of N texts of T tokens, with blocks of K drafts."""
 
     prompt_lengths: Ints
-    """[N]."""
+    """Prompt lengths, [N]."""
     confidence: Floats
-    """The drafter's, of the block behind each token, [N, T, K]."""
+    """The drafter's confidence in the block after each token, [N, T, K]."""
     block_true: Ints
     """Drafts of that block up to the first wrong one, [N, T]."""
     predicted: Ints
-    """Four of each token, see `Predicted`, [N, T, 4]."""
+    """The four numbers of `Predicted` for each token, [N, T, 4]."""
 
     @property
     def width(self) -> int:
-        """K."""
+        """Drafts of a block, K."""
         return self.confidence.shape[2]
 
     def only(self, texts: Ints) -> RecordedDrafts:
-        """Some of the texts."""
+        """Return some of the texts."""
         return RecordedDrafts(
             self.prompt_lengths[texts],
             self.confidence[texts],
@@ -60,7 +60,7 @@ class RecordedDrafts:
         )
 
     def with_useless_blocks(self) -> RecordedDrafts:
-        """As sure of itself as ever, and never right."""
+        """Return drafts whose blocks are as confident as these, and never right."""
         predicted = self.predicted.copy()
         predicted[:, :, Predicted._fields.index("agreed")] = 0
         return replace(self, block_true=np.zeros_like(self.block_true), predicted=predicted)
@@ -68,13 +68,13 @@ class RecordedDrafts:
 
 @cache
 def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
-    """Drafts of texts that the target writes greedily, or draws, and of copies with edits."""
+    """Return drafts of texts that the target writes greedily, of drawn ones, of edited copies."""
     with np.load(FILE) as file:
         arrays = {name: file[name].astype(np.int64) for name in file.files}
     ends = np.cumsum(arrays["prompt_lengths"] + arrays["lengths"])
     texts = np.split(arrays["tokens"], ends[:-1])
     prompts = arrays["prompt_lengths"]
-    shape = len(texts), int(arrays["lengths"][0]), arrays["drafts"].shape[1]  # all are as long
+    shape = len(texts), int(arrays["lengths"][0]), arrays["drafts"].shape[1]  # all have one length
     drafts = arrays["drafts"].reshape(shape)
     block_true, predicted = np.zeros(shape[:2], np.int64), np.zeros((*shape[:2], 4), np.int64)
     for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
@@ -89,14 +89,14 @@ def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
 
 
 def alike(one: Ints, other: Ints) -> int:
-    """First tokens that two have in common."""
+    """Return the number of first tokens that two texts have in common."""
     count = min(len(one), len(other))
     differs = np.flatnonzero(one[:count] != other[:count])
     return int(differs[0]) if len(differs) else count
 
 
 def predicts(text: Ints, end: int, block: Ints) -> Predicted:
-    """What the first `end` tokens of a text predict of up to K more, beside a block of K."""
+    """Return what a text's first `end` tokens predict of up to K more, beside a block of K."""
     best, start = 0, 0
     for place in np.flatnonzero(text[: end - 1] == text[end - 1])[::-1]:  # the latest ones first
         size = alike(text[place::-1], text[end - 1 :: -1][:LONGEST])
@@ -104,5 +104,5 @@ def predicts(text: Ints, end: int, block: Ints) -> Predicted:
             best, start = size, int(place) + 1
     if best < SHORTEST:
         return Predicted(0, 0, 0, 0)
-    tokens = text[start + np.arange(len(block)) % (end - start)]  # it goes round
+    tokens = text[start + np.arange(len(block)) % (end - start)]  # it wraps around
     return Predicted(best, len(tokens), alike(tokens, text[end:]), alike(tokens, block))

@@ -13,7 +13,7 @@ from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 @dataclass
 class Generation:
-    """What `generate` returns."""
+    """Result of `generate`."""
 
     tokens: list[int]
     """New tokens, the prompt's not included."""
@@ -29,7 +29,7 @@ def block_states(
     bonus: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Hidden states [K, H] of one block behind C context rows; row i is for position C + 1 + i."""
+    """Return hidden states [K, H] of a block after C context rows; row i: position C + 1 + i."""
     masks = [drafter.spec.mask_token_id] * num_draft_tokens
     block_ids = torch.tensor([[bonus, *masks]], device=features.device)
     positions = torch.arange(len(features) + 1 + num_draft_tokens, device=features.device)
@@ -46,7 +46,7 @@ def draft(
     bonus: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Logits [K, V'] of the same block."""
+    """Return the logits [K, V'] of the same block."""
     return drafter.logits(block_states(target, drafter, features, bonus, num_draft_tokens), target)
 
 
@@ -60,10 +60,10 @@ def generate(
     whole_blocks: bool = False,
     stop_ids: Collection[int] = (),
 ) -> Generation:
-    """Greedy DFlash decoding of one prompt.
+    """Decode one prompt greedily with DFlash.
 
-    Never drafts more than the request can still use, as the engine does; with `whole_blocks`, as
-    Model Runner V2, the drafter's block has all of its rows nevertheless.
+    Like the engine, it never drafts more than the request can still use. With `whole_blocks`, as on
+    Model Runner V2, the drafter's block still has all of its rows.
     """
     spec = drafter.spec
     k_max, cache = spec.max_draft_tokens, DynamicCache(config=target.config)
@@ -94,9 +94,9 @@ def generate(
 def _verify(
     target: PreTrainedModel, block: list[int], cache: DynamicCache, taps: Collection[int]
 ) -> tuple[list[int], torch.Tensor]:
-    """What the target writes behind a bonus token, as far as the drafts go and one token more.
+    """Return what the target writes after a bonus token: accepted drafts and one token more.
 
-    One pass over the bonus token and the drafts.
+    This is one pass over the bonus token and the drafts.
 
     Returns:
         The tokens, and the features of the bonus token and all but the last of them.

@@ -20,7 +20,7 @@ def tree_of(
     bonus: int,
     num_nodes: int,
 ) -> Tree:
-    """Tree of one block behind C context rows, as an engine makes it that has learned nothing."""
+    """Return the tree of a block after C context rows, as made by an engine without learning."""
     width = drafter.spec.max_draft_tokens
     logits = draft(target, drafter, features, bonus, width)
     chances, tokens = logits.softmax(-1).topk(MOST_CANDIDATES)
@@ -36,8 +36,8 @@ def acceptance_lengths(
     written: list[int],
     num_nodes: int,
 ) -> list[int]:
-    """Tokens that each step brings which verifies a tree, its bonus token included, on the way
-    through what the target writes greedily behind a prompt."""
+    """Return the tokens of each step that verifies a tree, bonus token included, along what the
+    target writes greedily after a prompt."""
     cache = DynamicCache(config=target.config)
     whole = torch.tensor([prompt + written])
     _, features = target_step(target, whole, cache, drafter.spec.taps)

@@ -1,4 +1,4 @@
-"""Clients who keep replicas busy while one of them is killed, and what they were told."""
+"""Clients that keep replicas busy while one of them is killed, and the answers they get."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Load:
     asked: list[Asked] = field(default_factory=list)
 
     def ask(self, number: int, stop: threading.Event) -> None:
-        """Request after request, streams and others by turns."""
+        """Send request after request; clients with even numbers stream."""
         while not stop.is_set():
             one = Asked(number, is_stream=number % 2 == 0, began=time.monotonic())
             self.asked.append(one)
@@ -73,7 +73,7 @@ class Load:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """A client for each prompt, all at once."""
+        """Run a client for each prompt, all at once."""
         stop = threading.Event()
         clients = [
             threading.Thread(target=self.ask, args=(number, stop))
@@ -90,7 +90,7 @@ class Load:
                 assert not client.is_alive(), "a request never ended"
 
     def streams_in_flight(self) -> list[Asked]:
-        """Those that have begun to be answered."""
+        """Return the streams whose answers have begun."""
         return [
             one for one in self.asked if one.is_stream and one.text and one.spans(time.monotonic())
         ]
@@ -100,7 +100,7 @@ class Load:
 
 
 def served_by(headers: Mapping[str, str]) -> int:
-    """Process id of the replica that an answer is from."""
+    """Return the process id of the replica that an answer is from."""
     return int(headers["x-served-by"].split("/")[1])
 
 
@@ -116,9 +116,9 @@ def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:
 
 
 def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
-    """Segments and semaphores in /dev/shm that these processes use.
+    """Return the segments and semaphores in /dev/shm that these processes use.
 
-    Without the mark that Intel's OpenMP makes of each process, which a killed one leaves.
+    The mark that Intel's OpenMP makes of each process is left out: a killed process leaves it.
     """
     found: set[Path] = set()
     for process in processes:

@@ -1,6 +1,6 @@
-"""Engines on the emulated GPU under several schedules, and what the CPU platform makes of the same.
+"""Engines on the emulated GPU under several schedules, to compare with the CPU platform.
 
-What is compared is all that repeats: tokens step by step, and counters.
+Everything that repeats is compared: tokens step by step, and counters.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ GRAPHS: dict[str, Any] = {
 PROMPTS = [text[:40] for text in held_out_prompts(3)]
 REPEATING = [3 * text[:12] for text in held_out_prompts(3)]
 TIMES = ("_seconds", "produced_tokens", "expected_tokens", "plain_tokens")
-"""Counters that say how fast a machine is."""
+"""Counters that depend on how fast a machine is."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """An engine, and what it is asked."""
+    """An engine and its prompts."""
 
     speculative: dict[str, Any] | None
     prompts: list[str] = field(default_factory=lambda: PROMPTS)
     is_trimmed: bool = False
-    """Whether the device drops drafts: needs graphs, which the CPU platform does without."""
+    """Whether the device drops drafts: needs graphs, except on the CPU platform."""
     has_trees: bool = False
-    """Whether the target attends to trees: on the CPU platform in the interpreter alone."""
+    """Whether the target attends to trees: on the CPU platform only in the interpreter."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def outcome_of(llm: LLM, scenario: Scenario) -> dict[str, Any]:
-    """What it writes, step by step, and what it counts; plain values only."""
+    """Return what it writes, step by step, and what it counts; plain values only."""
     steps = tokens_by_step(llm, scenario.prompts, greedy(NEW_TOKENS, ignore_eos=True))
     if scenario.speculative is None:
         return {"steps": steps}
@@ -96,12 +96,12 @@ def tokens_of(outcome: dict[str, Any]) -> list[list[int]]:
 
 
 def models_stream_ahead(llm: LLM) -> None:
-    """Copies to the host, and what else is on other streams, fall behind."""
+    """Run the model's stream ahead: copies to the host, and all other streams, fall behind."""
     torch_cuda.set_schedule(Schedule.SOME_AHEAD, (0, runner_of(llm).main_stream.stream_id))
 
 
 def other_streams_ahead(llm: LLM) -> None:
-    """They do not find what the model's stream has not come to yet."""
+    """Run other streams ahead: they do not find what the model's stream has not done yet."""
     models = {0, runner_of(llm).main_stream.stream_id}
     others = set(torch_cuda.device().pending()) - models
     torch_cuda.set_schedule(Schedule.SOME_AHEAD, tuple(others))

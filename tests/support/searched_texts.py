@@ -1,4 +1,4 @@
-"""Texts for the kernels that look up what they predict, beside a search written out."""
+"""Texts for the kernels that look up free drafts, beside a search written out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNTOUCHED = 7
 
 @dataclass
 class Case:
-    """Texts of requests, of random tokens; some end with a passage that they have had."""
+    """Texts of requests, of random tokens; some end with a passage that occurs before."""
 
     num_requests: int
     longest: int
@@ -28,7 +28,7 @@ class Case:
 
 
 def predicted(text: list[int], width: int) -> tuple[list[int], int]:
-    """Tokens, and how long the match is."""
+    """Return the predicted tokens, and how long the match is."""
     best, start = 0, 0
     for place in range(len(text) - 1):
         size = 0
@@ -48,10 +48,10 @@ def look_up(
     in_prompt: int = -1,
     device: torch.device | str = CPU,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is found and what should be, [R + 1, K + 1]: tokens, and the match.
+    """Return what is found and what is expected, [R + 1, K + 1]: tokens, and the match.
 
-    Texts lie in slots in the opposite order, with others between them; behind them is no token.
-    The last row is none of theirs.
+    Texts are in slots in the opposite order, with others between them; no token follows them. The
+    last row belongs to no text.
     """
     num_requests, num_slots = len(requests), 2 * len(requests) + 1
     longest = max(map(len, requests))
@@ -77,7 +77,7 @@ def look_up(
 
 
 def texts_of(case: Case) -> list[list[int]]:
-    """The first one is as long as can be, the second one a single token."""
+    """Return texts; the first one is as long as possible, the second one a single token."""
     random = np.random.default_rng(0)
     lengths = random.integers(1, case.longest + 1, case.num_requests)
     lengths[:2] = [case.longest, 1][: len(lengths)]
@@ -92,7 +92,7 @@ def texts_of(case: Case) -> list[list[int]]:
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In each batch one request is in its prompt."""
+    """Compare a batch in which one request is in its prompt."""
     return look_up(texts_of(case), case.width, case.num_requests // 2 or -1, device)
 
 

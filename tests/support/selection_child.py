@@ -1,4 +1,4 @@
-"""Engines on a faked CUDA device of each compute capability, one line of JSON each.
+"""Start engines on a faked CUDA device of each compute capability; print a line of JSON each.
 
 python -m support.selection_child
 """
@@ -14,7 +14,7 @@ from support.selection_table import CAPABILITIES, Row, cells, to_line
 
 
 def main() -> None:
-    """A process is forked for each capability, since vLLM asks for it once and remembers."""
+    """Fork a process for each capability, because vLLM asks for it once and remembers."""
     platform = fake_cuda()
     from support.selection_config import write_pair
 
@@ -32,7 +32,7 @@ def main() -> None:
             for cell in cells(capability):
                 try:
                     row = run(folder, cell)
-                except Exception as error:  # it is what the table says of this cell
+                except Exception as error:  # the table says this of the cell
                     row = Row(cell, error=f"{type(error).__name__}: {error}")
                 print(to_line(row), flush=True)
             os._exit(0)

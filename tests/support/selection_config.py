@@ -1,4 +1,4 @@
-"""Configs of engines to be: a tiny pair on disk, and what the front end makes of it.
+"""Configs of engines: a tiny pair on disk, and the config that the front end makes for it.
 
 Import it in a process that has called `fake_cuda`.
 """
@@ -36,7 +36,7 @@ MAX_REQUESTS = 64
 
 
 def write_pair(folder: Path) -> None:
-    """A drafter, and the config of a target of each kind: nobody gets to load its weights."""
+    """Write a drafter, and the config of a target of each kind, whose weights are never loaded."""
     targets = {
         "full": (Qwen3Config, "Qwen3ForCausalLM", {}),
         "mixed": (LlamaConfig, "LlamaForCausalLM", {"sliding_window": WINDOW}),
@@ -51,7 +51,7 @@ def write_pair(folder: Path) -> None:
 
 
 def create_config(folder: Path, cell: Cell) -> VllmConfig:
-    """As `vllm serve` would, with our plugin in between and all of vLLM's validation."""
+    """Create a config as `vllm serve` does, with our plugin and all of vLLM's validation."""
     speculative: dict[str, Any] = {"method": "dflash", "model": str(folder / "drafter")}
     if cell.drafter_backend != "auto":
         speculative["attention_backend"] = cell.drafter_backend

@@ -64,11 +64,11 @@ except ImportError:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
 CPU = torch.device("cpu")
-"""Where the buffers of what is built lie."""
+"""Device of the buffers of what is built."""
 
 
 class Engine:
-    """What a worker builds, down to the list of graphs that it would capture."""
+    """The parts that a worker builds, down to the list of graphs that it would capture."""
 
     def __init__(self, config: VllmConfig, kind: str) -> None:
         self.config = config
@@ -90,7 +90,7 @@ class Engine:
         return get_layers_from_vllm_config(self.config, AttentionLayerBase)
 
     def initialize(self, *, trims: bool) -> Any:
-        """The runner, as `GPUModelRunner.initialize_kv_cache` of vLLM's leaves it."""
+        """Return the runner as vLLM's `GPUModelRunner.initialize_kv_cache` leaves it."""
         config, compilation = self.config, self.config.compilation_config
         draft_names = self.speculator.draft_attn_layer_names
         self.groups, support, _ = init_attn_backend(
@@ -107,7 +107,7 @@ class Engine:
             target_layer_names=self.targets,
             additional_attn_cg_support=(AttentionCGSupport.ALWAYS, None),
         )
-        # Ours and the targets' classes are all compiled, where anything is.
+        # If anything is compiled, our class and the targets' are all compiled.
         is_compiled = compilation.mode == CompilationMode.VLLM_COMPILE
         if verification is not None:
             compilation.cudagraph_mode = adaptive.resolve_adaptive_cudagraph_mode(
@@ -135,7 +135,7 @@ class Engine:
         )
 
     def verdict(self) -> str:
-        """Why vLLM would stop if adaptive verification was on with these layers; or nothing."""
+        """Return why vLLM would fail with adaptive verification on these layers, or ""."""
         compilation = self.config.compilation_config
         speculative, mode = self.config.speculative_config, compilation.cudagraph_mode
         before = speculative.enable_adaptive_verification
@@ -143,7 +143,7 @@ class Engine:
         try:
             self.config._validate_adaptive_verification()
             runner = self.initialize(trims=True)
-            # It then measures what a graph of each size takes, and raises where there is none.
+            # It then measures what a graph of each size takes, and raises if there is none.
             counts = runner.cudagraph_manager.captured_token_counts()
             return "" if counts else "no full graph was captured"
         except (AssertionError, ValueError) as error:
@@ -153,8 +153,8 @@ class Engine:
             compilation.cudagraph_mode = mode
 
     def draft_widths(self, mode: CUDAGraphMode) -> list[int]:
-        """Rows of a request in the drafter's graphs."""
-        # Ours makes a builder for each kind of layer besides, which needs a device.
+        """Return the rows of a request in the drafter's graphs."""
+        # Ours also makes a builder for each kind of layer, which needs a device.
         DraftModelSpeculator.set_attn(self.speculator, None, self.cache, None, None, self.groups)
         self.speculator.init_cudagraph_manager(mode)
         manager = self.speculator.query_cudagraph_manager
@@ -165,10 +165,10 @@ class Engine:
 
 
 def build_target(config: VllmConfig, kind: str) -> None:
-    """The attention layers of a target, which choose their backends."""
+    """Build the attention layers of a target, which choose their backends."""
 
     class GatedDeltaNet(MambaBase):
-        """In the place of vLLM's, which has weights and kernels."""
+        """Replaces vLLM's, which has weights and kernels."""
 
         mamba_type = MambaAttentionBackendEnum.GDN_ATTN
 
@@ -200,7 +200,7 @@ def build_target(config: VllmConfig, kind: str) -> None:
 
 
 def build_drafter(*, vllm_config: VllmConfig, model_config: Any) -> Any:
-    """The attention layers of the drafter as `BlockAttention` builds them, and nothing else."""
+    """Build the attention layers of the drafter as `BlockAttention` does, and nothing else."""
     spec = Mode.of(vllm_config).drafter
     first = vllm_config.model_config.get_total_num_hidden_layers()
     with set_current_vllm_config(vllm_config):
@@ -219,7 +219,7 @@ def build_drafter(*, vllm_config: VllmConfig, model_config: Any) -> Any:
 
 
 def stand_in_for_a_device() -> None:
-    """What a device or another process would be needed for."""
+    """Replace everything that needs a device or another process."""
 
     def create_builders(group: Any, *args: Any, **kwargs: Any) -> None:
         kind = group.backend.get_builder_cls()
@@ -239,7 +239,7 @@ def stand_in_for_a_device() -> None:
     for name in ("get_device_sm_count", "get_trtllm_gen_multi_ctas_kv_counter_bytes"):
         setattr(flashinfer_backend, name, lambda *_: 1)
     flashinfer_backend._get_multi_ctas_kv_counter_buffer = lambda *_: None  # vLLM 0.33
-    # vLLM reads what a model class can do in a process of its own, to leave CUDA alone.
+    # vLLM reads what a model class can do in another process, to avoid CUDA.
     registry._run_in_subprocess = lambda read: read()
 
 
@@ -275,7 +275,7 @@ def run(folder: Path, cell: Cell) -> Row:
 
 
 def has_graphs(graphs: Any, length: int) -> bool:
-    """Whether batches of this draft length get what the mode promises for batches of drafts."""
+    """Return whether batches of this draft length get what the mode promises for drafts."""
     rows = 1 + length
     largest = graphs.compilation_config.max_cudagraph_capture_size or 0
     return all(

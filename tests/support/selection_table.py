@@ -38,14 +38,14 @@ class Cell:
     is_async: bool = True
     drafter_backend: str = "auto"
     may_trim: bool = True
-    """Whether the user leaves it to us whether drafts are trimmed on the device."""
+    """Whether the user lets us decide if drafts are trimmed on the device."""
     has_kernels: bool = True
-    """Whether FlashInfer's precompiled kernels can be had."""
+    """Whether FlashInfer's precompiled kernels are available."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What it would start with."""
+    """Properties that the engine would start with."""
 
     cell: Cell
     error: str = ""
@@ -53,19 +53,19 @@ class Row:
     why: str = ""
     """Why the device does not trim."""
     verdict: str = ""
-    """What vLLM says to adaptive verification with these layers, where it refuses or fails."""
+    """vLLM's message on adaptive verification with these layers, if it refuses or fails."""
     selected: str = ""
     """The backend of the target's full layers."""
     lengths: Sequence[int] = ()
-    """What the scheduler chooses among."""
+    """Lengths that the scheduler chooses among."""
     ungraphed: Sequence[int] = ()
-    """Those of them that the mode of CUDA graphs promises a graph for and has none."""
+    """Those of them for which the mode of CUDA graphs promises a graph but has none."""
     draft_widths: Sequence[int] = ()
     """Rows of a block that the drafter's graphs are captured for."""
 
 
 def cells(capability: str) -> list[Cell]:
-    """Any two of backend, target, level and scheduling are met together, and not all four.
+    """Return cells in which any two of backend, target, level and scheduling meet, not all four.
 
     The whole cross product would take four times as long.
     """
@@ -80,7 +80,7 @@ def cells(capability: str) -> list[Cell]:
 
 
 def others(capability: str) -> list[Cell]:
-    """Settings that differ from vLLM's defaults in something else than the target's backend."""
+    """Return settings that differ from vLLM's defaults in more than the target's backend."""
     default = Cell(capability)
     return [
         *(replace(default, level=level) for level in LEVELS if level != default.level),
@@ -93,7 +93,7 @@ def others(capability: str) -> list[Cell]:
 
 
 def rows() -> list[Row]:
-    """Every cell, in a process of its own whose platform is a faked CUDA."""
+    """Return rows of all cells, from a process of its own whose platform is a faked CUDA."""
     lines = lines_on_cuda("support.selection_child")
     return [Row(**{**line, "cell": Cell(**line["cell"])}) for line in lines]
 
@@ -103,7 +103,7 @@ def to_line(row: Row) -> str:
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """What stands between the two marks of the page."""
+    """Return the text between the two marks of the page."""
     return "".join(f"{line}\n" for line in (*_by_backend(table), "", *_by_setting(table)))
 
 
@@ -155,14 +155,14 @@ def _name(cell: Cell) -> str:
 
 
 def version() -> str:
-    """The minor version of the vLLM that is imported, such as 0.33."""
+    """Return the minor version of the vLLM that is imported, such as 0.33."""
     import vllm  # not before a child has faked its platform
 
     return ".".join(vllm.__version__.split(".")[:2])
 
 
 def split_page() -> tuple[str, str, str]:
-    """The page before, between and behind the two marks for this vLLM."""
+    """Return the page before, between and after the two marks for this vLLM."""
     begin, end = (MARK.format(word, version()) for word in ("begin", "end"))
     before, _, rest = PAGE.read_text().partition(begin)
     between, found, behind = rest.partition(end)

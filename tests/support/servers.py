@@ -24,7 +24,7 @@ from vllm_dflash.tools.default_dtype import emulates_bfloat16
 VLLM = str(Path(sys.executable).with_name("vllm"))
 MODEL = "demo"
 SECONDS_TO_START = 2 * PATIENCE_S
-"""It compiles."""
+"""Starting includes compiling."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ def free_port() -> int:
 def serving(
     log: Path, target: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """A server of this target, ready for requests; ended by Ctrl-C, nothing left behind."""
+    """Start a server of this target, ready for requests; end it by Ctrl-C, nothing left behind."""
     port = free_port()
     command = [VLLM, "serve", str(target), "--served-model-name", MODEL]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"]
@@ -79,7 +79,7 @@ def serving(
 def running(
     command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """A command that serves at this port, once it is ready; ended by Ctrl-C."""
+    """Run a command that serves at this port; yield when it is ready; end it by Ctrl-C."""
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as file:
         process = subprocess.Popen(

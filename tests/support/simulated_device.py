@@ -1,7 +1,7 @@
-"""What the device knows and decides of drafts on V2 (`engine/v2`), in numpy, along recorded texts.
+"""The device's knowledge and decisions on V2 (`engine/v2`), in numpy, along recorded texts.
 
-A request is a slot: where it is in which text. Drafts are not tokens here, but how many of them are
-right, which the recorded text knows.
+A request is a slot: its text and its place there. Drafts are not tokens here; only how many of them
+are right matters, which the recorded text knows.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Learned, Outcomes
 
 
 class Verified(NamedTuple):
-    """What became of a step's drafts, of R requests."""
+    """Outcome of a step's drafts, for R requests."""
 
     admitted: Ints
     """Drafts that were verified, [R]."""
     produced: Ints
-    """Tokens that each has got, [R]."""
+    """Tokens that each request has got, [R]."""
     outcomes: Outcomes
 
 
 class SimulatedDevice:
-    """A device of S slots with K drafts each, at most."""
+    """A device of S slots with at most K drafts each."""
 
     def __init__(self, drafts: RecordedDrafts, num_slots: int, *, looks_up: bool) -> None:
         self.drafts, self.looks_up, self.width = drafts, looks_up, drafts.width
@@ -50,11 +50,11 @@ class SimulatedDevice:
         self._rates = np.stack([Chances.of(self.width, 0).rates] * 2)
 
     def learn(self, learned: Learned) -> None:
-        """Rates, from the scheduler."""
+        """Take over rates from the scheduler."""
         self._rates = np.stack([learned.block_rates, learned.text_rates])
 
     def forget(self, slots: Ints) -> None:
-        """They are new requests' from now on."""
+        """Clear these slots for new requests."""
         self.source[slots] = NOBODY
         self._length[slots] = 0
         self.chances[slots] = 0.0
@@ -66,8 +66,8 @@ class SimulatedDevice:
         Args:
             slots: of the requests, [R].
             given: places for drafts of each, [R].
-            budget: how many are verified of all of them; None: all.
-            is_fresh: whether they have just come, [R].
+            budget: how many drafts of all requests are verified; None: all.
+            is_fresh: whether each has just arrived, [R].
         """
         self.forget(slots[is_fresh])
         admitted = given.copy()
@@ -106,7 +106,7 @@ class SimulatedDevice:
         bias[-1] = GLOBAL_MEMORY ** len(slots) * bias[-1] + came.sum(axis=0)
 
     def choose(self, slots: Ints, *, runs_block: bool) -> None:
-        """Choose what drafts R requests, and how likely each is to be accepted."""
+        """Choose the source of R requests' drafts, and how likely each draft is to be accepted."""
         text, place, draft = self.text[slots], self.place[slots], np.arange(self.width)
         survival, corrected = np.zeros((2, 2, len(slots), self.width))
         self._confidence[slots] = 0.0

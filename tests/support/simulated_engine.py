@@ -11,7 +11,7 @@ from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 
 def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
-    """The prompt and its greedy continuation."""
+    """Return the prompt and its greedy continuation."""
     ids = list(prompt)
     for _ in range(new_tokens):
         logits, _ = oracle.text(ids, [0])
@@ -21,7 +21,7 @@ def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
 
 @torch.inference_mode()
 def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> Recording:
-    """Drafting along a text as an engine does that computes what this oracle computes."""
+    """Draft along a text like an engine that computes what this oracle computes."""
     drafter, target = oracle.drafter, oracle.target
     spec = drafter.spec
     _, features = oracle.text(ids, spec.taps)

@@ -1,10 +1,10 @@
-"""vLLM's asynchronous engine on V2 as a pipeline in time, without vLLM: the planner's judge.
+"""vLLM's asynchronous engine on V2 as a pipeline in time, without vLLM, to judge the planner.
 
-The scheduler hands step n + 1 to the device while step n runs. The device works in order: the
-target's forward, then the output of that step is sent off, then the drafter's block, if there is
-one, then whose drafts each request gets. So the time between two outputs holds the block of the
-step before. Drafts are verified one step after they were made, and what came of them is known when
-that step's output is, which is when the step behind it has long been scheduled.
+The scheduler hands step n + 1 to the device while step n runs. The device works in order: it runs
+the target's forward, sends off the output of that step, runs the drafter's block, if there is one,
+and chooses the source of each request's drafts. So the time between two outputs includes the block
+of the previous step. Drafts are verified one step after they were made. Their outcome is known with
+that step's output, when the next step has long been scheduled.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from vllm_dflash.planning.costs import NO_ATTENTION, Attention
 from vllm_dflash.planning.step import Learned
 
 ROOM = 16
-"""Recorded tokens behind the place where a request leaves a text: what is drafted there is graded
-along the same text."""
+"""Recorded tokens after the place where a request leaves a text: drafts made there are graded along
+the same text."""
 CHAPTERS = 4
 """Texts that a request goes through, one after the other, before it ends."""
 
 
 class Directed(NamedTuple):
-    """What a scheduler says of a step of R requests."""
+    """A scheduler's decisions for a step of R requests."""
 
     places: Ints
-    """For drafts of each in the next step, [R]."""
+    """Places for each request's drafts in the next step, [R]."""
     runs_block: bool
     min_verified: int = 0
     learned: Learned | None = None
@@ -45,41 +45,41 @@ class Scheduled(NamedTuple):
 
     names: list[str]
     is_fresh: Bools
-    """Whether each has just come, [R]."""
+    """Whether each request has just arrived, [R]."""
     others: Ints
-    """Rows of each that are no drafts, [R]."""
+    """Rows of each request that are not drafts, [R]."""
     given: Ints
-    """Places for drafts of each, [R]."""
+    """Places for each request's drafts, [R]."""
     context: Ints
-    """Tokens of context of each, [R]."""
+    """Context tokens of each request, [R]."""
     directed: Directed
-    """What comes behind it."""
+    """Decisions for what comes after it."""
 
 
 class Scheduler(Protocol):
-    """What the pipeline asks of one."""
+    """The scheduler that the pipeline needs."""
 
     @property
     def may_draft(self) -> bool:
-        """Whether it is one of speculative decoding."""
+        """Whether it does speculative decoding."""
 
     def schedule(self, names: list[str], context: Ints) -> Directed:
         """Schedule a step's R requests."""
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
-        """The output of a step is there."""
+        """Take the output of a step."""
 
 
 class Budget(Protocol):
-    """Says how many drafts are verified, where the device trims them."""
+    """Decides how many drafts are verified, if the device trims them."""
 
     def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
-        """Count the drafts of a step of R requests; `chances`: of the drafts of the step before."""
+        """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
 
 
 @dataclass
 class Fixed:
-    """Blocks of the same length always."""
+    """Always drafts blocks of the same length."""
 
     length: int
 
@@ -95,25 +95,26 @@ class Fixed:
 
 @dataclass
 class Pipeline:
-    """R requests that decode, some of which end and are followed by others."""
+    """R requests that decode; some end and are followed by others."""
 
     scheduler: Scheduler
     drafts: RecordedDrafts
     num_requests: int
     costs: CostTable
     budget: Budget | None = None
-    """Where the device trims drafts."""
+    """Set if the device trims drafts."""
     looks_up: bool = False
     captured: tuple[int, ...] | None = None
-    """Lengths that all requests may have without `ragged_ms`; None: any will do."""
+    """Lengths that all requests may have without `ragged_ms`; None: any length."""
     ragged_ms: float = 0.0
     attention: Attention = NO_ATTENTION
     more_context: Ints | None = None
-    """On top of its text, by slot, [R]."""
+    """Context on top of the text, by slot, [R]."""
     caches_prompts: bool = False
-    """But for a token: vLLM then gives who comes K placeholders for drafts that nobody made."""
+    """Whether prompts are cached except for a token. vLLM then gives a new request K placeholders
+    for drafts that were never made."""
     host_ms: float = 0.5
-    """For an output, and to schedule the next step."""
+    """Milliseconds for an output, and to schedule the next step."""
     noise: float = 0.02
     seed: int = 0
     clock: FakeTime = field(default_factory=FakeTime)
@@ -143,7 +144,7 @@ class Pipeline:
         self._under_way: deque[tuple[Scheduled, Verified, Bools, float]] = deque()
 
     def run(self, tokens: int = 0, steps: int = 0) -> float:
-        """Go on for so many tokens, or steps. Returns the tokens per second of these."""
+        """Run at least this many tokens and steps; return their tokens per second."""
         before, started, done = self.tokens, self.clock.now, 0
         while self.tokens - before < tokens or done < steps:
             self._step()
@@ -153,7 +154,7 @@ class Pipeline:
         return (self.tokens - before) / (self.clock.now - started)
 
     def context(self) -> Ints:
-        """Tokens of each request, [R]."""
+        """Return the context tokens of each request, [R]."""
         found = self.drafts.prompt_lengths[self.device.text] + self.device.place
         return found if self.more_context is None else found + self.more_context
 
@@ -203,7 +204,7 @@ class Pipeline:
         return 1 + self.noise * float(self._rng.normal())
 
     def _turn_pages(self) -> Bools:
-        """Who is at the end of a text goes on with the next one; returns who ends for good."""
+        """Move requests at the end of a text to the next one; return which end for good."""
         device = self.device
         turns = device.place >= self._end
         self._chapter += turns

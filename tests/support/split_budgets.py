@@ -15,7 +15,7 @@ BONUS, UNTOUCHED = 1, 99
 
 @dataclass
 class Case:
-    """So many requests with K drafts at most."""
+    """Requests with at most K drafts."""
 
     num_requests: int
     width: int
@@ -24,7 +24,7 @@ class Case:
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ends of logits and rows, as found and as they should be."""
+    """Return ends of logits and rows, found and expected."""
     random = np.random.default_rng(case.num_requests)
     count, width = case.num_requests, case.width
     num_slots = count + 3

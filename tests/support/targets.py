@@ -86,7 +86,7 @@ BUILDERS = {
     "granite": _builder("Granite", embedding_multiplier=3.0, logits_scaling=4.0),
 }
 HYBRIDS = {
-    # All experts at once: which of them are chosen would be a matter of rounding.
+    # All experts at once: otherwise rounding would decide which of them are chosen.
     "qwen3-next": _builder(
         "Qwen3Next",
         shared_expert_intermediate_size=48,
@@ -95,7 +95,7 @@ HYBRIDS = {
     ),
     "qwen3.5": _builder("Qwen3_5Text", **LINEAR),
 }
-"""With gated delta nets. Their keys and values are as large as those of `drafter_config`'s."""
+"""Targets with gated delta nets. Their keys and values are as large as `drafter_config`'s."""
 ENGINE_SETTINGS: dict[str, dict[str, Any]] = {
     "gemma2": {"model_impl": "transformers"},
     "gemma3": {"model_impl": "transformers"},
@@ -121,7 +121,7 @@ def make_target(folder: Path, family: str) -> PreTrainedModel:
 
 
 def write_config(folder: Path, family: str) -> None:
-    """A target that nobody will get to load: its config alone."""
+    """Write only the config of a target, which is never loaded."""
     config = getattr(transformers, f"{family}Config")(**SHAPE)
     config.architectures = [f"{family}ForCausalLM"]
     config.save_pretrained(folder)

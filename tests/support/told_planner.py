@@ -13,17 +13,17 @@ from vllm_dflash.planning.planner import Planner, ProbeSchedule
 from vllm_dflash.planning.step import Step
 
 EVERYBODY = np.array([-np.inf])
-"""The least score of the one group that there is."""
+"""The least score of the only group."""
 
 
 class ToldForecast(Forecast):
-    """Expects of drafting what a test says: by default, that each draft survives if all do.
-    Remembers by which scores requests were told apart."""
+    """Expects of drafting what a test says, with all drafts kept at every threshold. Remembers the
+    scores by which requests were told apart."""
 
-    def __init__(self, curve: Floats, mean_first_survival: float, num_rows: int) -> None:
+    def __init__(self, curve: Floats, mean_first_worth: float, num_rows: int) -> None:
         kept, gain = np.arange(1.0, len(curve) + 1), np.cumsum(curve)
         kept, gain = (np.tile(one, (1, len(THRESHOLDS), 1)) for one in (kept, gain))
-        self.summary = Summary(EVERYBODY, kept, gain, mean_first_survival, num_samples=1)
+        self.summary = Summary(EVERYBODY, kept, gain, mean_first_worth, num_samples=1)
         self.asked: list[list[float]] = []
         self.observed: list[tuple[Floats, Floats]] = []
         super().__init__(len(curve), num_rows)
@@ -59,7 +59,7 @@ class ToldProbes(ProbeSchedule):
 
 
 class ToldPlanner(Planner):
-    """With costs to reckon with by hand."""
+    """A planner with costs that are easy to compute by hand."""
 
     forecast: ToldForecast
     probes: ToldProbes
@@ -68,21 +68,21 @@ class ToldPlanner(Planner):
         self,
         max_draft: int,
         *curve: float,
-        mean_first_survival: float = 0.5,
+        mean_first_worth: float = 0.5,
         max_requests: int = 8,
         **mode: Any,
     ) -> None:
-        """Tell what is expected of every draft, position by position."""
+        """Set what is expected of every draft, position by position."""
         super().__init__(max_draft, max_requests, straight_costs(), **mode)
         of_all = np.pad(np.array(curve), (0, max_draft - len(curve)))
-        self.forecast = ToldForecast(of_all, mean_first_survival, 2 * max_requests)
+        self.forecast = ToldForecast(of_all, mean_first_worth, 2 * max_requests)
         self.probes = ToldProbes()
 
 
 def decoding(
     limits: list[int], waiting: list[int] | None = None, ids: list[str] | None = None
 ) -> Step:
-    """An undrafted step of requests that can use so many drafts."""
+    """Return an undrafted step of requests that can use `limits` drafts."""
     nothing = np.zeros(len(limits), dtype=int)
     step = step_of(ids or names(len(limits)), nothing, nothing)
     step.limits = np.array(limits)

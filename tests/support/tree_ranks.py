@@ -16,13 +16,13 @@ from support import importing_support
 from support.interpreter import triton_attention
 
 AT_START = "from support.interpreter import use_model_runner_v2\nuse_model_runner_v2()\n"
-"""First in every process: before vLLM is imported there."""
+"""Runs first in every process, before vLLM is imported there."""
 
 
 @contextmanager
 def interpreting_ranks(folder: Path) -> Iterator[None]:
-    """Engines that start inside may have several ranks, whose targets attend with vLLM's kernel for
-    GPUs; `folder` is for a file."""
+    """Let engines that start inside have several ranks, whose targets use vLLM's attention kernel
+    for GPUs; `folder` is for a file."""
     (folder / "sitecustomize.py").write_text(AT_START)
     there = [str(folder), importing_support()["PYTHONPATH"]]
     with pytest.MonkeyPatch.context() as patch, triton_attention():
@@ -38,7 +38,7 @@ class Grower:
     drafter: Any
 
     def watch(self) -> bool:
-        """Write down what is grown from now on. Returns whether drafts are trees."""
+        """Write down what is grown from now on. Return whether drafts are trees."""
         trees = self.drafter.trees
         self.grown: list[Any] = []
         grow = trees.grow
@@ -53,7 +53,7 @@ class Grower:
         return bool(trees.is_attached)
 
     def written_down(self) -> tuple[list[Any], torch.Tensor]:
-        """Tree and last token of each request, step by step; and all that was learned."""
+        """Return tree and last token of each request, step by step, and all that was learned."""
         slots = self.drafter.step.slots
         return self.grown, torch.cat([slots.everybody.flatten(), slots.records.flatten()])
 

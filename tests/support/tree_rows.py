@@ -1,4 +1,4 @@
-"""Batches with draft trees for the kernels that attend to them, beside attention written out."""
+"""Batches with draft trees for the tree attention kernels, beside attention written out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNTOUCHED = 7.0
 
 
 class Request(NamedTuple):
-    """Tokens before the bonus token, rows behind it, and whether these are a tree."""
+    """Tokens before the bonus token, rows after it, and whether these are a tree."""
 
     context: int
     nodes: int
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass
 class Trees:
-    """Trees of all slots; also the batch's metadata, as far as kernels of ours look at them."""
+    """Trees of all slots, and the part of the batch's metadata that our kernels read."""
 
     slots: torch.Tensor
     masks: torch.Tensor
@@ -52,7 +52,7 @@ class Trees:
 
 @dataclass
 class Batch:
-    """What vLLM's metadata say."""
+    """vLLM's metadata of a batch."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
@@ -60,12 +60,12 @@ class Batch:
 
 
 def random_tree(count: int, random: np.random.Generator) -> list[int]:
-    """Parents of so many nodes, some chains, some siblings."""
+    """Return the parents of `count` nodes, some chains, some siblings."""
     return [int(random.integers(max(-1, node - 4), node)) for node in range(count)]
 
 
 def ways(parents: list[int]) -> list[set[int]]:
-    """What each node sees: the nodes on the way to it, and itself."""
+    """Return what each node sees: the nodes on the way to it, and itself."""
     found: list[set[int]] = []
     for node, parent in enumerate(parents):
         found.append({node, *(found[parent] if parent >= 0 else ())})
@@ -73,12 +73,12 @@ def ways(parents: list[int]) -> list[set[int]]:
 
 
 def mask_of(way: set[int]) -> int:
-    """As a signed word of 64 bits."""
+    """Return a way as a signed word of 64 bits."""
     return int(np.array(sum(1 << node for node in way), np.uint64).view(np.int64))
 
 
 def visible(context: int, parents: list[int], window: int) -> torch.Tensor:
-    """Which of context, bonus token and nodes each of the rows sees, [1 + n, context + 1 + n]."""
+    """Return what each row sees of context, bonus token and nodes, [1 + n, context + 1 + n]."""
     seen = ways(parents)
     positions = torch.tensor([*range(context + 1), *(context + len(way) for way in seen)])
     found = torch.zeros(1 + len(seen), len(positions), dtype=torch.bool)
@@ -97,7 +97,7 @@ def attention(
     seen: torch.Tensor,
     scores: Scores,
 ) -> torch.Tensor:
-    """Attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S]."""
+    """Return attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
     weights = torch.einsum("thd,shd->hts", query, keys) * scores.scale
@@ -114,7 +114,7 @@ def attention(
 
 @dataclass
 class Made:
-    """A case with random numbers in it, and the rows that should come out, in float32."""
+    """A case with random numbers, and the rows that are expected, in float32."""
 
     query: torch.Tensor
     kv_cache: torch.Tensor
@@ -124,7 +124,7 @@ class Made:
     expected: torch.Tensor
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Made:
-        """On a device; numbers of this dtype."""
+        """Return the same on a device, with numbers of this dtype."""
 
         def moved(whole: Any) -> Any:
             return type(whole)(**{name: each.to(device) for name, each in vars(whole).items()})
@@ -141,8 +141,8 @@ class Made:
 
 
 def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
-    """A batch; behind it are two requests and two rows more, which are none. What nobody wrote is
-    no number."""
+    """Make a batch. After it come two more requests and two more rows, which are none. Cache that
+    was not written is NaN."""
     random = np.random.default_rng(seed)
     torch.manual_seed(seed)
     requests = case.requests
@@ -153,7 +153,7 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
     shape = len(blocks) + 1, case.kv_heads, BLOCK_SIZE, 2 * case.head_size
     cache = torch.full(shape, torch.nan)
     table = np.zeros((len(requests) + 2, max(needed) + 1), np.int32)
-    # Both sides compute with numbers that the kernel's dtype can tell apart.
+    # Both sides compute with numbers that the kernel's dtype can represent.
     query = torch.randn(int(starts[-1]) + 2, case.heads, case.head_size).to(dtype).float()
     sinks = torch.randn(case.heads) if case.sinks else None
     scores = Scores(0.3, case.window, case.softcap, sinks)
@@ -161,7 +161,7 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
 
     slots = random.permutation(2 * len(requests) + 2)[: len(requests)]
     masks = torch.full((2 * len(requests) + 2, case.most_nodes), -1, dtype=torch.int64)
-    sizes = torch.full((len(masks),), 3, dtype=torch.int32)  # of others
+    sizes = torch.full((len(masks),), 3, dtype=torch.int32)  # of other slots
     taken = 0
     for number, (request, slot) in enumerate(zip(requests, slots.tolist(), strict=True)):
         count = request.nodes
@@ -177,7 +177,7 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
         block = torch.from_numpy(own)[block]
         k, v = torch.randn(2, len(places), case.kv_heads, case.head_size).to(dtype).float()
         cache[block, :, within] = torch.cat([k, v], dim=-1)
-        if case.window:  # blocks that left it are somebody else's: vLLM puts its null block there
+        if case.window:  # blocks that left it belong to others: vLLM puts its null block there
             table[number, : max(request.context - case.window + 1, 0) // BLOCK_SIZE] = 0
         rows = slice(starts[number], starts[number + 1])
         if case.everybody or request.has_tree:
@@ -201,7 +201,7 @@ def attend(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a batch as the kernels write them, and as they should be, in float32."""
+    """Return a batch's rows as the kernels write them, and those expected, in float32."""
     made = make(case, seed, dtype).to(device, dtype)
     output = torch.full_like(made.query, UNTOUCHED)
     layer = made.batch, made.trees, made.scores

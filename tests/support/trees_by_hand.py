@@ -37,13 +37,13 @@ class Tree:
 
     @property
     def likeliest(self) -> int:
-        """Bits of the nodes that are of the chain of likeliest candidates."""
+        """Bits of the nodes in the chain of likeliest candidates."""
         return sum(1 << number for number, way in enumerate(self.ways) if not any(way))
 
 
 def calibrated(probabilities: Floats, rates: np.ndarray) -> list[list[float]]:
-    """Chances of candidates by the drafter's probabilities [K, C], likeliest first, and acceptance
-    rates of the likeliest by place and confidence, [K, knots]."""
+    """Return chances of candidates, from the drafter's probabilities [K, C], likeliest first, and
+    acceptance rates of the likeliest by place and confidence, [K, knots]."""
     chances = []
     for of_place, of_rates in zip(probabilities, rates, strict=True):
         sure = of_place[0]
@@ -54,18 +54,18 @@ def calibrated(probabilities: Floats, rates: np.ndarray) -> list[list[float]]:
 
 
 def grown(tokens: Sequence[Sequence[int]], chances: Floats, num_nodes: int, last: int) -> Tree:
-    """The likeliest nodes of all that there are, likeliest first.
+    """Return the likeliest nodes of all, likeliest first.
 
     Args:
         tokens: candidates of each place, [K, C].
         chances: of these, [K, C].
-        num_nodes: N; where there are fewer, the last token stands behind the bonus token.
+        num_nodes: N; if there are fewer, the last token is put after the bonus token.
         last: that token.
     """
     survival: dict[tuple[int, ...], float] = {}
     reached: dict[tuple[int, ...], float] = {(): 1.0}
     for of_place in chances:
-        # Of more than N nodes of a depth, the others are not among the N best of all.
+        # If a depth has more than N nodes, the others are not among the N best of all.
         nodes = {
             (*way, rank): before * chance
             for (way, before), (rank, chance) in product(reached.items(), enumerate(of_place))
@@ -86,7 +86,7 @@ def grown(tokens: Sequence[Sequence[int]], chances: Floats, num_nodes: int, last
 
 
 def path_of(tree: Tree, drawn: Sequence[int], size: int | None = None) -> list[int]:
-    """Accepted nodes among the first `size`; `drawn` is behind the bonus token and each node."""
+    """Return accepted nodes of the first `size`; `drawn` is after the bonus token and each node."""
     path: list[int] = []
     node = -1
     while True:

@@ -16,7 +16,7 @@ from vllm_dflash.engine.v2 import loaded_speculator
 
 
 class _Nothing:
-    """A stream, or an event, of a device that does one thing after the other."""
+    """A stream or an event of a device that does everything in order."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -26,10 +26,10 @@ class _Nothing:
 
 @contextmanager
 def trimming(*, with_kernel: bool = True) -> Iterator[None]:
-    """Engines that start inside have vLLM trim drafts, eagerly.
+    """Make vLLM trim drafts in engines that start inside, eagerly.
 
-    With attention by vLLM's kernel for GPUs, which takes each request's rows from the device, or by
-    that for CPUs, which is not interpreted and reads the same numbers there.
+    Attention uses vLLM's kernel for GPUs, which reads each request's rows on the device, or the one
+    for CPUs, which is not interpreted and reads the same numbers there.
     """
     attention = triton_attention() if with_kernel else nullcontext()
     with pytest.MonkeyPatch.context() as patch, attention:

@@ -1,4 +1,4 @@
-"""vLLM's sources, parsed and never imported: whether all is there that vllm_dflash relies on."""
+"""Check that vLLM's sources, parsed and never imported, have all that vllm_dflash relies on."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ WATCHED = (
     Seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__"),
     Seam("vllm.v1.worker.utils:AttentionGroup"),
 )
-"""Nothing of ours touches these, but we rely on what they do."""
+"""We do not touch these, but rely on what they do."""
 
 RECORDS = ROOT / "tests" / "seams"
 Record = dict[str, Any]
-"""`seams`: parameters and hash of each. `names`: all else we import of vLLM that is there."""
+"""`seams`: parameters and hash of each. `names`: all else we import from vLLM that is there."""
 
 
 def _entry(file: Path, node: ast.stmt) -> Record:
-    """Parameters, of a function, abstract methods, of a class, and a hash of the text without what
-    is said about it."""
+    """Return a function's parameters, a class's abstract methods, and a hash of the text without
+    docstrings and comments."""
     lines = dict(enumerate(file.read_text().splitlines()[: node.end_lineno], start=1))
     for inner in (one for one in ast.walk(node) if isinstance(one, DEFINITIONS)):
         if ast.get_docstring(inner, clean=False) is not None:
@@ -59,18 +59,18 @@ def _entry(file: Path, node: ast.stmt) -> Record:
 
 
 def all_seams(version: str) -> list[Seam]:
-    """Those of every process that this version of vLLM is to have."""
+    """Return the seams of every process that this version of vLLM should have."""
     every = {seam.path: seam for some in (*SEAMS, WATCHED) for seam in some}
     return [every[path] for path in sorted(every) if every[path].is_in(version)]
 
 
 def imported() -> set[frozenset[str]]:
-    """What vllm_dflash imports of vLLM, as `module:name`; of each set one will do."""
+    """Return what vllm_dflash imports from vLLM, as `module:name`; one of each set is enough."""
     return imported_by((ROOT / "vllm_dflash").rglob("*.py"))
 
 
 def examine(sources: Sources, version: str) -> tuple[Record, list[str]]:
-    """What is to be recorded of a version, and a line for each thing that is missing."""
+    """Return what to record of a version, and a line for each thing that is missing."""
     found, missing = {}, []
     for seam in all_seams(version):
         try:

@@ -1,8 +1,8 @@
-"""What makes a step wait for the device, or grow with the batch: counted while code of ours runs.
+"""Count what makes a step wait for the device, or grow with the batch, while our code runs.
 
-On a CPU nothing waits, but who would can be told by what is called: a tensor's value in Python, a
-copy to the host, an operation whose result's size depends on data. Whoever called it is the nearest
-frame outside torch, numpy and Triton's interpreter; vLLM's own calls are its own affair.
+On a CPU nothing waits, but calls that would are known: a tensor's value in Python, a copy to the
+host, an operation whose result's size depends on data. The caller is the nearest frame outside
+torch, numpy and Triton's interpreter; vLLM's own calls do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OURS = str(Path(vllm_dflash.__file__).parent)
 SITE = Path(torch.__file__).parent.parent
 LIBRARIES = (str(SITE / "torch"), str(SITE / "numpy"), str(SITE / "triton"), __file__)
 METHODS = ("cpu", "numpy", "tolist", "to", "cuda", "pin_memory", "__array__")
-"""Methods of tensors of which a CPU tells the operations below nothing."""
+"""Methods of tensors that on a CPU do not show in the operations below."""
 WAITING = {
     "aten::_local_scalar_dense": "value",
     "aten::nonzero": "nonzero",
@@ -88,9 +88,9 @@ def waits_noted(found: Counter[str], folder: str = OURS) -> Iterator[None]:
 
 @contextmanager
 def lines_counted(found: Counter[str]) -> Iterator[None]:
-    """Count the lines of ours that are run: a loop over requests shows in their number.
+    """Count the lines of our code that run: a loop over requests shows in their number.
 
-    Without those of kernels, which a device runs for all requests at once.
+    Lines of kernels are left out, which a device runs for all requests at once.
     """
     kernels = {
         (module.__file__, name)

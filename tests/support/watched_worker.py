@@ -14,7 +14,7 @@ from vllm_dflash.planning.step import Plan, Step
 
 
 class Erratic(FixedLength):
-    """Rolls dice for whom to draft, how wide, what to verify and how many steps to skip."""
+    """Decides at random whether to draft a request, how wide, what to verify, how much to skip."""
 
     agrees_across_ranks = False
 
@@ -41,24 +41,24 @@ class Watched:
     rank: int
 
     def profiled_costs(self) -> list[list[float]]:
-        """Seconds by rows that the planner started from."""
+        """Return the seconds by rows that the planner started from."""
         costs = self.drafter.host.policy.costs
         return [curve.seconds.tolist() for curve in (costs.verify, costs.draft, costs.context)]
 
     def draft_by(self, policy: str) -> None:
-        """From now on draft by this policy, and write down what is decided."""
+        """Draft by this policy from now on, and write down what is decided."""
         drafter = self.drafter
         max_draft = drafter.width
         if policy == "planned":
             drafter.adapt_lengths(steady_costs(drafter.max_batch_size))
         else:
             drafter.host.backlog = None
-            dice = Erratic(max_draft, seed=self.rank)  # other ones on every rank
+            dice = Erratic(max_draft, seed=self.rank)  # different on every rank
             drafter.host.policy = dice if policy == "erratic" else FixedLength(max_draft)
         drafter.block.searches_by_rank = policy == "fixed-by-rank"
         vars(drafter.model).pop("compute_logits", None)
         if drafter.block.searches_by_rank:
-            drafter.model.compute_logits = None  # nobody asks for whole rows
+            drafter.model.compute_logits = None  # whole rows are not needed
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):
@@ -88,11 +88,11 @@ class Watched:
         drafter.host._plan, drafter.block.draft, drafter.propose = _plan, _draft, _propose
 
     def written_down(self) -> tuple[list[Any], list[Any]]:
-        """Plans and drafts handed over, in order; and all tokens that were drafted."""
+        """Return plans and drafts handed over, in order, and all tokens that were drafted."""
         return self.decided, self.drafted
 
     def shared_memory(self) -> list[str]:
-        """Segments that this process has mapped."""
+        """Return the segments that this process has mapped."""
         with open("/proc/self/maps") as maps:
             mapped = [line[line.index("/dev/shm/") :] for line in maps if "/dev/shm/" in line]
         return sorted({name.strip().removesuffix(" (deleted)") for name in mapped})

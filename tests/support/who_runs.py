@@ -1,6 +1,6 @@
-"""Who runs an engine: ours, vLLM's own DFlash, or nobody; and whether vLLM alone starts it.
+"""Find what runs an engine: ours, vLLM's own DFlash, or neither; and whether vLLM alone starts it.
 
-Configs only: no engine is started. In a process of its own, cells on a faked CUDA device:
+Only configs are made: no engine is started. In its own process, cells on a faked CUDA device:
 
 python -m support.who_runs CELLS
 """
@@ -24,7 +24,7 @@ names in capitals are variables of the environment."""
 
 
 def engine(pair: Any, speculative: Settings, settings: Settings) -> Any:
-    """Arguments of an engine of a pair (`target` and `drafter`), with all that vLLM needs."""
+    """Return arguments of a pair's engine (`target` and `drafter`), with all that vLLM needs."""
     from vllm.engine.arg_utils import EngineArgs
 
     asked = {"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": 7}
@@ -38,7 +38,8 @@ def engine(pair: Any, speculative: Settings, settings: Settings) -> Any:
 
 @contextmanager
 def surroundings(settings: Settings) -> Iterator[None]:
-    """The environment's variables among them. Ours is in the registry only while our hook is."""
+    """Set the environment's variables among them. Afterwards restore these and vLLM's registry of
+    models: ours is in it only while our hook is."""
     from vllm.model_executor.models.registry import ModelRegistry
 
     before = dict(os.environ), dict(ModelRegistry.models)
@@ -52,7 +53,7 @@ def surroundings(settings: Settings) -> Iterator[None]:
 
 
 def starts_alone(pair: Any, speculative: Settings, settings: Settings) -> bool:
-    """Whether vLLM makes the config without our hook, as with `VLLM_PLUGINS=""`."""
+    """Return whether vLLM makes the config without our hook, as with `VLLM_PLUGINS=""`."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.plugins import load_general_plugins
 
@@ -70,7 +71,7 @@ def starts_alone(pair: Any, speculative: Settings, settings: Settings) -> bool:
 
 
 def who_runs(pair: Any, speculative: Settings, settings: Settings) -> str:
-    """OURS, VLLMS, or why nobody does. vLLM's own is announced in one line of the log."""
+    """Return OURS, VLLMS, or why neither does. One line of the log announces vLLM's own."""
     from support.log_lines import log_lines
     from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
 
@@ -87,7 +88,7 @@ def who_runs(pair: Any, speculative: Settings, settings: Settings) -> str:
 
 
 def ends(pair: Any, cell: Cell) -> dict[str, Any]:
-    """What becomes of a cell: alone, with us, and with us where keys of ours are set as well and
+    """Return the outcome of a cell: alone, with us, and with us if our own keys are set as well and
     the number of drafts, which vLLM asks for, is not."""
     _, speculative, settings = cell
     own = {"num_speculative_tokens": None, "draft_length": "fixed", "free_drafts": "off"}
@@ -99,7 +100,7 @@ def ends(pair: Any, cell: Cell) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One line of JSON for each cell."""
+    """Print one line of JSON for each cell."""
     from support.faked_cuda import fake_cuda
 
     platform = fake_cuda()

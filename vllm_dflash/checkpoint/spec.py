@@ -140,7 +140,9 @@ class DrafterSpec(DrafterShape):
     base_is_assumed: bool = False
     """Whether the config does not state `rope_theta`."""
     windows: tuple[int | None, ...]
-    """Sliding window of each layer in tokens; None attends to the whole context."""
+    """Sliding window of each layer in tokens by the checkpoint; None: the whole context."""
+    draft_window: int | None = None
+    """Largest window that the user gives any layer; None: as the checkpoint says."""
     causal: tuple[bool, ...]
     """Whether each layer's attention is causal inside the block; in DFlash itself it is not."""
     attention_sinks: bool = False
@@ -192,6 +194,11 @@ class DrafterSpec(DrafterShape):
         if self.sliding_rope_parameters is None or self.windows[number] is None:
             return self.rope_parameters
         return self.sliding_rope_parameters
+
+    def window_of(self, number: int) -> int | None:
+        """Tokens that layer `number` attends to, the query's own included; None: all."""
+        limits = self.windows[number], self.draft_window
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def leaves_out(self, tensor: str) -> bool:
         """Whether the checkpoint's tensor of this name is not loaded."""

@@ -82,6 +82,7 @@ def resolve(
         draft_length=settings.draft_length,
         drafter=drafter,
         drafter_ranks=drafter_ranks(drafter, parallel.tensor_parallel_size, ranks),
+        objective=settings.objective,
         most_free=most_free,
         shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
@@ -147,7 +148,7 @@ def checked_drafter(
     check_pair(drafter, facts)
     if Path(settings.model).is_dir():
         check_weights(drafter, Path(settings.model))
-    return drafter
+    return drafter.model_copy(update={"draft_window": settings.draft_window})
 
 
 def check_shared(runner: Runner, is_planned: bool) -> None:

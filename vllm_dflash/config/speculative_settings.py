@@ -45,6 +45,9 @@ class SpeculativeSettings(BaseModel):
         "'adaptive' (the length of every draft is planned, down to none if drafting does not"
         " pay) or 'fixed' (always num_speculative_tokens)",
     )
+    draft_window: int | None = _of_vllm(
+        "a positive number of tokens that the drafter's layers attend to at most", ge=1
+    )
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
@@ -52,6 +55,11 @@ class SpeculativeSettings(BaseModel):
         "auto",
         "'auto' (if a request's text repeats itself, drafts are copied from it when they promise"
         " more than the drafter's), 'shared' (also from other requests' recent answers) or 'off'",
+    )
+    objective: Literal["throughput", "fair"] = described(
+        "throughput",
+        "'throughput' (plan drafts for the batch's tokens per second) or 'fair' (for the speed of"
+        " each request: no request waits long for the drafts of others)",
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "off",
@@ -111,6 +119,11 @@ class SpeculativeSettings(BaseModel):
             settings = checked(cls, written, said="not {}")
         except ValueError as why:
             raise ValueError(f"{why}.{remedy}") from None
+        if settings.objective != "throughput" and settings.draft_length == "fixed":
+            raise ValueError(
+                "objective is 'fair', but with draft_length 'fixed' nothing is planned: leave one"
+                " of the two out of the speculative config."
+            )
         if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(
                 "use_local_argmax_reduction leaves no logits to plan draft lengths from: add"

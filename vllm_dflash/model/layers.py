@@ -62,7 +62,7 @@ class BlockAttention(nn.Module):
         super().__init__()
         mode = Mode.of(vllm_config)
         spec, ranks = mode.drafter, mode.drafter_ranks
-        self.window, self.causal = spec.windows[number], spec.causal[number]
+        self.window, self.causal = spec.window_of(number), spec.causal[number]
         self.head_dim = spec.head_dim
         self.qkv_proj = QKVParallelLinear(
             spec.hidden_size,

@@ -279,10 +279,8 @@ class ReferenceDrafter(nn.Module):
             shape = (block.shape[0], 1, num_queries, positions.shape[1])
             visible = torch.ones(shape, dtype=torch.bool, device=block.device)
         q_pos, k_pos = positions[:, None, -num_queries:, None], positions[:, None, None, :]
-        for layer, window, causal in zip(
-            self.layers, self.spec.windows, self.spec.causal, strict=True
-        ):
-            seen = visible
+        for number, (layer, causal) in enumerate(zip(self.layers, self.spec.causal, strict=True)):
+            seen, window = visible, self.spec.window_of(number)
             if causal:
                 seen = seen & (k_pos <= q_pos)
             if window is not None:

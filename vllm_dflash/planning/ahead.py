@@ -1,12 +1,12 @@
-"""Draft lengths on Model Runner V2, planned a step before anybody knows what they will be for.
+"""Draft lengths on Model Runner V2, planned one step before the drafts exist.
 
-There the device decides what each request's drafts are, a block's or its text's, and where it can
-trim them, which of them are verified. The host says whether a block is run at all, and how many
-places drafts get, from what it knew two steps ago: how confident recent blocks were, how far texts
-had matched, what became of both, and what steps take.
+The device chooses each request's drafts: a block's, or those its text predicts. Where it can trim,
+it also chooses which of them are verified. The host decides whether a block runs at all, and how
+many places drafts get. It goes by what it knew two steps ago: how confident recent blocks were, how
+far texts had matched, what became of both, and how long steps take.
 
-Survival of the drafts to come is expected: of a text that goes on as it did, its own; of a block,
-that of recent blocks of requests like this one (`forecast.py`).
+Survival of the coming drafts is an expectation. For a text whose match goes on, it is the text's
+own; for a block, it is that of recent blocks of similar requests (`forecast.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
+from vllm_dflash.planning.objective import worth_of
 from vllm_dflash.planning.places import Expected, best_given, best_trimmed, with_a_block
 from vllm_dflash.planning.planner import (
     CLOSE,
@@ -32,52 +33,54 @@ from vllm_dflash.planning.planner import (
 from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, Step, StepEstimate
 
 OLD_TOKENS = 24.0
-"""What all that was seen before is worth beside probes that contradict it."""
+"""Observations that all earlier ones count for once probes contradict them."""
 SURPRISE, PROBE_MEMORY = 3.0, 0.5
-"""Standard deviations from which on they do, and what is left of a probe after another one."""
+"""Standard deviations from which probes contradict them; weight left of a probe after the next."""
 LEAST_PROBED = 0.005
-"""Share of the time that probes take in the long run: blocks run for all requests or none."""
+"""Share of the time that probes take in the long run. A block runs for all requests or for none."""
 LEAST_READING = 0.02
-"""Accepted drafts that reading a context for one more draft must be worth before it counts."""
+"""Reading a context for one more draft is ignored if it costs no more accepted drafts than this."""
 TYPICAL_RATE = 0.05
-"""Weight of the newest look-up in what a text promises behind a match that has ended."""
+"""Weight of the newest look-up in what is expected of a text whose last match has ended."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """What the drafts of a step's R requests are to be, which the next step verifies."""
+    """What to draft in a step of R requests; the next step verifies it."""
 
     lengths: Ints
-    """Places for drafts of each, [R]."""
+    """Places for each request's drafts, [R]."""
     runs_block: bool = False
     min_verified: int = 0
-    """Drafts to verify, whatever they seem worth."""
+    """Drafts to verify, however little they seem worth."""
     is_probe: bool = False
-    """Whether it drafts to see whether that pays by now."""
+    """Whether this is a probe, to see whether drafting pays by now."""
     rate: float = 0.0
-    """Tokens a second that it promises."""
+    """Expected rate (`objective.rate_of`)."""
     promise: float = 0.0
-    """Drafts that would be accepted, were all of the blocks verified."""
+    """Worth of all of the blocks' drafts: how many would be accepted, if throughput counts."""
 
 
 class AheadPlanner(LearningPlanner):
-    """State and decisions of one engine. Until it is started, every step drafts K."""
+    """State and decisions of one engine. Until `start` is called, every step drafts K."""
 
-    def __init__(self, max_draft: int, max_requests: int, *, looks_up: bool = False) -> None:
-        """See `LearningPlanner`; with `looks_up`, texts may give the drafts, up to K as well."""
-        super().__init__(max_draft, max_requests, max_draft)
+    def __init__(
+        self, max_draft: int, max_requests: int, *, looks_up: bool = False, fair: bool = False
+    ) -> None:
+        """See `LearningPlanner`; with `looks_up`, drafts may come from texts, also up to K."""
+        super().__init__(max_draft, max_requests, max_draft, fair=fair)
         self.looks_up = looks_up
         self.is_started = self.trims = False
         self.speedup = 1.0
-        """Expected rate against plain decoding, with what was planned last."""
+        """Expected rate of the last plan, relative to plain decoding."""
         self.probes = ProbeSchedule(LEAST_PROBED)
-        # What is to be expected of each request's text, by row [rows, K]; whether its last match
-        # has ended, [rows]; and what is expected where it has, [K].
+        # Expected survival of what each request's text predicts, by row [rows, K]; whether its last
+        # match has ended, [rows]; and what is expected of a text where it has, [K].
         self.promises: Floats = np.zeros((2 * max_requests, max_draft))
         self._has_ended = np.ones(2 * max_requests, np.bool_)
         self.typical_promise: Floats = np.zeros(max_draft)
         self._probed: Floats = np.zeros(3)
-        """Drafts of probes that were accepted, were expected to be, and the variance of that."""
+        """Drafts of probes that were accepted, those expected to be, and the variance of that."""
 
     def start(
         self,
@@ -87,13 +90,13 @@ class AheadPlanner(LearningPlanner):
         trims: bool = False,
         ragged_seconds: float = 0.0,
     ) -> None:
-        """From now on choose by what steps cost.
+        """Choose by what steps cost from now on.
 
         Args:
-            costs: to start from.
-            choices: lengths that requests of a step can be given alike; beyond K: of trees.
-            trims: whether the device verifies only those drafts that are worth it.
-            ragged_seconds: what a step takes longer whose requests have different lengths.
+            costs: costs of steps to start from.
+            choices: lengths that all requests of a step can be given; beyond K: for trees.
+            trims: whether the device verifies only the drafts that are worth it.
+            ragged_seconds: extra time of a step whose requests have different lengths.
         """
         self.is_started, self.costs, self.trims = True, costs, trims
         alike = np.array(sorted({*choices} - {0}), dtype=np.int64)
@@ -107,30 +110,30 @@ class AheadPlanner(LearningPlanner):
     def plan(
         self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None, steps: int = 1
     ) -> Ahead:
-        """What to draft in a step of R requests, and in as many like it as `steps` says.
+        """Choose what to draft in a step of R requests; the plan holds for `steps` steps.
 
         Args:
-            ids: of the requests, [R].
-            context_lens: tokens of context of each, as far as is known, [R].
-            limits: drafts that each can use at most, [R]; None: all can use K.
+            ids: ids of the requests, [R].
+            context_lens: tokens of context of each request, as far as is known, [R].
+            limits: most drafts that each request can use, [R]; None: all can use K.
         """
         limits = np.full(len(ids), self.max_draft) if limits is None else limits
         if not self.is_started or not len(ids):
             return Ahead(limits, runs_block=True)
         count, context = len(ids), float(context_lens.sum())
         plain = count / self.costs.plain(count, context)
-        # What reading a context for one more draft is worth at the rate of plain decoding.
-        min_survival = plain * self.costs.attention.draft * context_lens
-        min_survival[min_survival <= LEAST_READING] = 0.0
+        # What reading a context for one more draft must bring, at the rate of plain decoding.
+        min_worth = plain * self.costs.attention.draft * context_lens
+        min_worth[min_worth <= LEAST_READING] = 0.0
         rows = self._rows(ids)
-        texts, nobody = self.promises[rows], np.full(count, -1)
-        of_texts = Expected(limits, context_lens, min_survival, texts, nobody)
+        texts, nobody = worth_of(self.promises[rows], self.fair), np.full(count, -1)
+        of_texts = Expected(limits, context_lens, min_worth, texts, nobody)
         nothing = best = Ahead(np.zeros(count, np.int64), rate=plain)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
         drafting = self._drafting_seconds(count, context)
-        blocks = self._best(Expected(limits, context_lens, min_survival, curves, groups, drafting))
+        blocks = self._best(Expected(limits, context_lens, min_worth, curves, groups, drafting))
         if blocks.rate > best.rate:
             best = replace(blocks, runs_block=True, promise=float(curves.sum()))
         chosen = best if best.rate > MARGIN * plain else nothing
@@ -143,8 +146,8 @@ class AheadPlanner(LearningPlanner):
         return self._probe(of_texts, chosen, steps, is_close) or chosen
 
     def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
-        """What a step of R requests takes that has these places for drafts, and the block behind
-        it, of each of S plans, [S, R]; [S]."""
+        """Return the seconds of a step of R requests and the block after it, for S plans, [S];
+        `lengths`: each plan's places for drafts, [S, R]."""
         count, context = len(context_lens), float(context_lens.sum())
         alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._of_trees)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
@@ -153,8 +156,11 @@ class AheadPlanner(LearningPlanner):
         return verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
 
     def rest_of_chains(self, outcomes: Outcomes) -> Floats:
-        """What chains of blocks would have brought, had they been verified to their ends, over what
-        was accepted of them, [R]: of those that came so far, the rest is expected."""
+        """Estimate how many more drafts of each block's chain would have been accepted, [R].
+
+        If all verified drafts of the chain were accepted, this is the expectation of the rest;
+        otherwise it is 0.
+        """
         chances = self.blocks.acceptance(outcomes.confidence) * (outcomes.confidence > 0.0)
         is_rest = np.arange(self.max_draft) >= outcomes.likeliest[:, None]
         survival = np.where(is_rest, chances, 1.0).cumprod(axis=1)
@@ -162,20 +168,21 @@ class AheadPlanner(LearningPlanner):
         return came * (survival * is_rest).sum(axis=1)
 
     def _drafting_seconds(self, count: int, context: float) -> float:
-        """Seconds of a block for each of R requests, with so many tokens of context together."""
+        """Return the seconds of one block per request, with `context` tokens of context in all."""
         return self.costs.block(count * (1 + self.max_draft), context)
 
     def _best(self, expected: Expected) -> Ahead:
-        """The best lengths that the device can work with."""
+        """Return the best lengths that the device can work with."""
         records = self.costs.records
         if self.trims:
-            lengths, rate = best_trimmed(records, expected, self.forecast.summary)
+            lengths, rate = best_trimmed(records, expected, self.forecast.summary, self.fair)
         else:
-            lengths, rate = best_given(records, expected, self._alike, self._ragged_seconds)
+            alike = self._alike, self._ragged_seconds
+            lengths, rate = best_given(records, expected, *alike, self.fair)
         return Ahead(lengths, rate=rate)
 
     def _probe(self, expected: Expected, chosen: Ahead, steps: int, is_close: bool) -> Ahead | None:
-        """Now and then a block although it does not pay, to notice when it does."""
+        """Plan a probe if one is due: a block that does not seem to pay, to notice when it does."""
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
         tried = min(count, 1 + count // PROBE_SHARE)
@@ -198,13 +205,14 @@ class AheadPlanner(LearningPlanner):
         return Ahead(lengths, True, min_verified, True, chosen.rate, chosen.promise)
 
     def observe(self, step: Step, outcomes: Outcomes | None) -> StepEstimate | None:
-        """Learn from a step: what became of the drafts it verified, and what it took.
+        """Learn from a step: what became of the drafts it verified, and how long it took.
 
-        Its `target_seconds`, where known, hold the block of `draft_rows`, which nobody can time
-        alone while the device works on. Returns what was expected of it, where that is known.
+        Its `target_seconds`, where known, include the block of `draft_rows`, which cannot be timed
+        alone while the device keeps running. Returns what was expected of the step, where that is
+        known.
         """
         if not self.is_started:
-            return None  # lengths are fixed: nobody would go by it
+            return None  # lengths are fixed: nothing would use it
         if outcomes is not None and len(step.ids):
             rows = self._rows(step.ids)
             found: Floats = np.zeros((len(rows), self.max_draft))
@@ -223,7 +231,7 @@ class AheadPlanner(LearningPlanner):
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
     def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
-        """Learn from requests with a block; `found`: survival of what texts predicted, [R, K]."""
+        """Learn from requests that had a block; `found`: survival of texts' predictions, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]
         verified = np.where(outcomes.source == BLOCK, outcomes.likeliest, 0)
@@ -247,8 +255,8 @@ class AheadPlanner(LearningPlanner):
             self.probes.refund(min(worth, self._probe_charge))
 
     def _learn_texts(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
-        """What has become of what the texts predicted, and what they will predict two steps from
-        now; `found`: survival of what they did, [R, K]."""
+        """Learn what became of the texts' predictions, and what to expect of those two steps from
+        now; `found`: survival of what they predicted, [R, K]."""
         source, admitted, matches, lengths, known, came_true, *_ = outcomes
         ended = found[self._has_ended[rows] & (step.produced > 0)]  # [E, K], one after the other
         left = (1.0 - TYPICAL_RATE) ** np.arange(len(ended), -1, -1)
@@ -259,9 +267,9 @@ class AheadPlanner(LearningPlanner):
         learn(self.texts, rows, verified, known, came_true)
         goes_on = (known > 0) & (came_true == known)
         self._has_ended[rows] = ~goes_on
-        # A match that has gone on so far is one of so many tokens more. By then another step will
-        # have been through all that it predicts now. What goes round in circles predicts no more
-        # than a circle, again and again.
+        # A match that has held so far is longer by the tokens produced. By then, another step will
+        # have gone through all that it predicts now. A text that repeats itself predicts only the
+        # repeated part, again and again.
         lengths = lengths * goes_on
         going = expect_texts(self.texts, rows, matches + step.produced, lengths)
         last = going[np.arange(len(rows)), lengths - 1] * (lengths > 0)
@@ -269,7 +277,7 @@ class AheadPlanner(LearningPlanner):
         self.promises[rows] = typical + last[:, None] * (going - typical)
 
     def learned(self) -> Learned | None:
-        """Copies of what the device and its budget go by; None before it is started."""
+        """Return copies of what the device and its budget use; None before `start` is called."""
         if not self.is_started:
             return None
         rates = self.blocks.rates.copy(), self.texts.rates.copy()

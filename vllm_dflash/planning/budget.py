@@ -1,9 +1,9 @@
-"""How many drafts of a step are worth verifying, all requests together: the device splits them.
+"""How many drafts to verify in a step, over all requests; the device divides them.
 
-Chances of the drafts that a step is to verify are on the device, and the host does not wait for
-them; it has those of the steps before. Of many requests, one of these is sample enough. Of a few
-it is not: a budget by the last block of a single request follows its luck (vllm#52362: 20% below a
-fixed length). So the fewer requests there are, the more of their steps are taken together.
+The chances of the drafts to verify are on the device, and the host does not wait for them: it uses
+those of earlier steps. With many requests, one such step is a large enough sample. With few it is
+not: a budget from the last block of a single request follows its luck (vllm#52362: 20% below a
+fixed length). So the fewer requests there are, the more of their steps are pooled.
 """
 
 from __future__ import annotations
@@ -14,49 +14,51 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.objective import price_of, rate_of, worth_of
 
 MOST_STEPS = 16
-"""Most steps whose chances are remembered."""
+"""Number of steps whose chances are remembered."""
 ENOUGH_REQUESTS = 48
-"""Requests of a sample: one step of so many is enough, of fewer as many steps as make them."""
+"""Requests that a sample needs: one step with this many, or several steps with fewer."""
 ASSUMED_RATE = 0.8
-"""Chance of a draft of a request of which nothing is known."""
+"""Assumed chance of each draft of a request about which nothing is known."""
 CANDIDATES = 48
-"""Budgets that are compared, beyond which only every so many-th one is."""
+"""Budgets to compare; a larger range is thinned out."""
 
 
 class RecentChances:
-    """Survival of the drafts of each request slot in its last few steps."""
+    """Worth of the drafts of each request slot in its last few steps."""
 
-    def __init__(self, max_requests: int, max_draft: int) -> None:
-        """For up to `max_draft` drafts (K) of each slot."""
-        self._assumed = ASSUMED_RATE ** np.arange(1, max_draft + 1)
-        self._survival = np.zeros((MOST_STEPS, max_requests, max_draft), np.float32)
-        self._survival[:] = self._assumed
+    def __init__(self, max_requests: int, max_draft: int, *, fair: bool = False) -> None:
+        """Keep up to `max_draft` drafts (K) of each slot; `fair`: the objective."""
+        self._fair = fair
+        self._assumed = worth_of(ASSUMED_RATE ** np.arange(1, max_draft + 1), fair)
+        self._worth = np.zeros((MOST_STEPS, max_requests, max_draft), np.float32)
+        self._worth[:] = self._assumed
         self._next = np.zeros(max_requests, np.int64)
 
     def forget(self, slot: int) -> None:
-        """It is another request's from now on."""
-        self._survival[:, slot] = self._assumed
+        """Reset a slot that now belongs to another request."""
+        self._worth[:, slot] = self._assumed
 
     def add(self, slots: Ints, chances: Floats) -> None:
-        """Those of R requests, of each draft given those before it, [R, K]."""
-        self._survival[self._next[slots], slots] = np.cumprod(chances, axis=1)
+        """Add the chance of each draft given those before it, of R requests, [R, K]."""
+        self._worth[self._next[slots], slots] = worth_of(np.cumprod(chances, axis=1), self._fair)
         self._next[slots] = (self._next[slots] + 1) % MOST_STEPS
 
     def sample(self, slots: Ints, num_drafts: Ints) -> tuple[Floats, int]:
-        """Survival of drafts like those of a step of R requests.
+        """Return the worth of drafts like those of a step of R requests.
 
         Args:
-            slots: of the requests, [R].
-            num_drafts: of each that may be verified, [R].
+            slots: slots of the requests, [R].
+            num_drafts: drafts of each request that may be verified, [R].
 
         Returns:
-            Survival, the best ones first, [N], and how many steps they stand for.
+            Worth in descending order, [N], and the number of steps it covers.
         """
         steps = min(-(-ENOUGH_REQUESTS // len(slots)), MOST_STEPS)
         back = (self._next[slots] - 1 - np.arange(steps)[:, None]) % MOST_STEPS  # [steps, R]
-        found = self._survival[back, slots]  # [steps, R, K]
+        found = self._worth[back, slots]  # [steps, R, K]
         within = np.arange(found.shape[2]) < num_drafts[:, None]  # [R, K]
         return -np.sort(-found[:, within].ravel()), steps
 
@@ -65,9 +67,9 @@ class Load(NamedTuple):
     """A step that may verify drafts."""
 
     num_requests: int
-    """That decode, R."""
+    """Requests that decode, R."""
     rows: int
-    """Rows of the target without drafts: R, and those of prompts."""
+    """Rows of the target without drafts: R, plus those of prompts."""
     context: float
     """Tokens of context of all requests."""
     mean_context: float
@@ -77,20 +79,28 @@ class Load(NamedTuple):
 
 
 def best_budget(
-    costs: StepCosts, load: Load, scores: Floats, steps: int, most: int, min_verified: int = 0
+    costs: StepCosts,
+    load: Load,
+    scores: Floats,
+    steps: int,
+    most: int,
+    min_verified: int = 0,
+    *,
+    fair: bool = False,
 ) -> int:
-    """Drafts to verify in a step: those that bring more than the time they take is worth.
+    """Return how many drafts to verify in a step: those that yield more than their time is worth.
 
-    What time is worth is the best rate of a step that only decodes, so that drafts beside a long
-    prompt are not held for free because the step takes long anyway.
+    Time is worth the best rate of a step that only decodes. Otherwise drafts beside a long prompt
+    would seem free, because the step takes long anyway.
 
     Args:
-        costs: of steps.
+        costs: costs of steps.
         load: what the step does without drafts.
-        scores: survival of drafts like these, the best ones first, [N].
-        steps: how many steps those are of.
-        most: drafts there are.
-        min_verified: drafts to verify whatever they seem worth.
+        scores: worth of similar drafts, in descending order, [N].
+        steps: number of steps that `scores` covers.
+        most: number of drafts there are.
+        min_verified: drafts to verify, however little they seem worth.
+        fair: the objective; see `objective`.
     """
     tries = np.arange(most + 1)
     if most > CANDIDATES:
@@ -99,10 +109,13 @@ def best_budget(
     gain = np.interp(tries * steps, np.arange(len(summed)), summed)
     count, reading = load.num_requests, load.mean_context * tries
     seconds = costs.decoding(count, count + tries, load.context, reading)
-    rate = float(((count + gain) / (seconds + costs.block(load.block_rows, load.context))).max())
+    whole = seconds + costs.block(load.block_rows, load.context)
+    rates = rate_of(count, gain, whole, fair)
+    fastest = int(rates.argmax())
+    price = price_of(count, float(rates[fastest]), float(whole[fastest]), fair)
     if load.rows > count:
         seconds = costs.verify.at(load.rows + tries) + costs.attention.draft * reading
     # A long step is not worth more drafts than a short one, only those that pay for themselves.
-    value = gain - rate * (seconds - seconds[0])
+    value = gain - price * (seconds - seconds[0])
     best = int(tries[int(value.argmax())])
     return min(max(best, min_verified), most)

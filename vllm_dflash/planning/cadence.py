@@ -1,7 +1,7 @@
-"""How often Model Runner V2 plans: where a step takes milliseconds, not in every one.
+"""How often Model Runner V2 plans: not in every step where steps take milliseconds.
 
-Planning takes the host a millisecond or two, and an engine on a fast GPU has hardly more for a
-whole step. What was planned for a batch still holds a tenth of a second later.
+Planning takes the host a millisecond or two, and an engine on a fast GPU takes hardly longer for a
+whole step. A plan for a batch still holds a tenth of a second later.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from math import ceil
 MOST_TIME = 0.01
 """Share of the engine's time that planning may take."""
 MOST_STEPS = 32
-"""Between two plans."""
+"""Most steps between two plans."""
 CHANGED = 1 / 8
-"""Share of the requests that come or go: a plan for a batch of another size does not hold."""
+"""Change of the batch size, relative to the planned one, beyond which a plan no longer holds."""
 SOON = 4
-"""Steps that are all planned and learned from behind a probe, which show what came of it."""
+"""Steps after a probe that are all planned and learned from, because they show what came of it."""
 WEIGHT = 0.2
-"""Share of the newest step in the mean times."""
+"""Weight of the newest step in the mean times."""
 
 
 class Cadence:
-    """Says which steps of an engine are planned anew, and learned from."""
+    """Decides which steps of an engine are planned anew and learned from."""
 
     def __init__(self) -> None:
         self._planning = self._step = 0.0
@@ -29,7 +29,7 @@ class Cadence:
         self._num_requests = 0
 
     def is_due(self, num_requests: int) -> bool:
-        """Whether to plan the step that is scheduled, which has so many requests."""
+        """Return whether to plan the step being scheduled, which has `num_requests` requests."""
         self._steps_left -= 1
         self._soon -= 1
         has_changed = abs(num_requests - self._num_requests) > CHANGED * self._num_requests
@@ -42,16 +42,16 @@ class Cadence:
 
     @property
     def steps(self) -> int:
-        """How many a plan that is made now is to hold for, as a rule."""
+        """Number of steps that a plan made now should normally hold for."""
         return max(self._steps_left, 1)
 
     def watch(self) -> None:
-        """A probe was planned: the next steps show what came of it."""
+        """Note that a probe was planned: the next steps show what came of it."""
         self._soon = SOON
 
     def observe(self, planning_seconds: float, step_seconds: float) -> None:
-        """Take note of what a planned step took: to plan and learn, and altogether, 0 if that is
-        not known."""
+        """Record the seconds of a planned step: of planning and learning, and in total (0: not
+        known)."""
         if step_seconds:
             weight = WEIGHT if self._step else 1.0
             self._planning += weight * (planning_seconds - self._planning)

@@ -1,10 +1,10 @@
-"""How likely drafts are to be accepted, learned: of blocks, and of what texts predict.
+"""Learns how likely drafts are to be accepted: those of blocks, and those that texts predict.
 
-A draft's confidence is calibrated by what became of earlier ones, position by position; how much
-better or worse a request's drafts do than that is its bias. A block's confidence is the drafter's.
-That of a text is how far it has matched up to the draft: a match of m tokens of which j drafts came
-true has become one of m + j. Whether a text's drafts would be accepted is known of all of them a
-step later, verified or not: the target has gone on by then.
+A draft's confidence is calibrated by what became of earlier drafts at its position. A request's
+bias is how much better or worse its drafts do than that. For a block, confidence is the drafter's.
+For a text, it is how far the text has matched up to the draft: a match of m tokens has become one
+of m + j after j drafts came true. Whether a text's drafts would be accepted is known a step later,
+verified or not, as far as the target has gone on by then.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from vllm_dflash.planning.compiled import compiled
 
 CONFIDENCE_KNOTS = np.array([0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 1.0])
 PRIOR_TOKENS = 4.0
-"""Observations the drafter's own word is worth."""
+"""Observations that the drafter's own confidence is worth."""
 POSITION_PRIOR_TOKENS = 8.0
-"""Observations that all positions together are worth to each."""
+"""Observations that all positions together are worth for each one."""
 BIAS_PRIOR_TOKENS = 8.0
 HALF_LIFE_TOKENS = 2000.0
 """Observed drafts after which an observation counts half."""
 RECALLED_TOKENS = 500.0
-"""Observations that all of an earlier run count for: its prompts may have been other ones, so a few
+"""Observations that all of an earlier run count for. Its prompts may have been different, so a few
 hundred drafts of this run weigh as much."""
 REQUEST_MEMORY, GLOBAL_MEMORY = 0.9, 0.98
-"""What is left of a request's, and of everybody's, bias after one more observed draft block."""
+"""What is left of the bias of a request, and of all requests, after one more observed block."""
 TRUST = 1.0 - 0.78 * np.maximum(np.arange(512.0), 1.0) ** -0.76
-"""Confidence in the token behind a match of so many tokens: of source code, 46% of them are wrong
-behind a match of 2, and 16% behind one of 8."""
+"""Confidence in the token after a match of this many tokens. In source code, 46% are wrong after a
+match of 2, and 16% after one of 8."""
 AGREEMENT = 8
-"""Tokens of a match that a drafter's token, made independently, is worth where it is the same."""
+"""Tokens of a match that one agreeing token of the drafter, made independently, is worth."""
 
 
 class Chances(NamedTuple):
-    """What is known of one kind of drafts: arrays that are written, by rows of requests.
+    """What is known about one kind of drafts: arrays, updated in place; each request has a row.
 
     Acceptance of a draft, given that those before it were accepted, is a table over position and
-    confidence, linear between knots. Its cells shrink to all positions together, and those to the
-    drafter's own word. A bias is a ratio of decayed counts: a request's shrinks to everybody's,
-    which is where a new request starts, and everybody's to one.
+    confidence, linear between knots. Its cells shrink towards all positions together, and those
+    towards the drafter's own confidence. A bias is a ratio of decayed counts. A request's bias
+    shrinks towards that of all requests, where a new request starts; the latter shrinks towards 1.
     """
 
     seen: Floats
     """Drafts by position and confidence, [K, knots]; old ones fade."""
     accepted: Floats
-    """Accepted ones among them."""
+    """Accepted drafts among them."""
     rates: Floats
-    """What follows from both."""
+    """Acceptance rates that follow from both."""
     bias: Floats
-    """Tokens expected and accepted of late, of each request, [rows, 2]."""
+    """Tokens expected and accepted lately, of each request, [rows, 2]."""
     bias_of_all: Floats
-    """[2]."""
+    """The same of all requests together, [2]."""
     confidence: Floats
     """Confidence of each request's last drafts, [rows, K]."""
     survival: Floats
-    """Chance that each of those and all before it are accepted, not corrected by bias."""
+    """Probability that each of those and all before it are accepted, not corrected by bias."""
     num_verified: Ints
-    """How many of them are to be verified in the next step, [rows]."""
+    """How many of them the next step verifies, [rows]."""
 
     @classmethod
     def of(cls, max_draft: int, num_rows: int) -> Chances:
-        """Chances of up to `max_draft` drafts (K), of which nothing is known yet."""
+        """Create chances of up to `max_draft` drafts (K), about which nothing is known yet."""
         seen, accepted, rates = np.zeros((3, max_draft, len(CONFIDENCE_KNOTS)))
         confidence, survival = np.zeros((2, num_rows, max_draft))
         num_verified = np.zeros(num_rows, np.int64)
@@ -74,25 +74,25 @@ class Chances(NamedTuple):
         return made
 
     def forget(self, rows: Ints) -> None:
-        """Rows that are new requests' from now on."""
+        """Reset rows that now belong to new requests."""
         self.bias[rows] = 0.0
         self.num_verified[rows] = 0
 
     def acceptance(self, confidence: Floats) -> Floats:
-        """Chances of drafts of such confidence, given those before them, [D, w] each."""
+        """Return the chance of each draft given those before it, from its confidence, [D, w]."""
         columns = zip(self.rates, confidence.T, strict=False)
         return np.stack([np.interp(sure, CONFIDENCE_KNOTS, rates) for rates, sure in columns], 1)
 
     def compared(self, confidence: Floats, verified: Ints, accepted: Ints) -> Floats:
-        """Drafts of R requests that were accepted, that were expected to be, and the variance of
-        that, [3]; confidence: [R, K]."""
+        """Return how many drafts of R requests were accepted, how many were expected to be, and the
+        variance of that, [3]; `confidence`: [R, K]."""
         rates, places = self.acceptance(confidence), np.arange(confidence.shape[1])
         tried = places < np.minimum(accepted + 1, verified)[:, None]  # [R, K]
         variance = (tried * rates * (1.0 - rates)).sum()
         return np.array([accepted.sum(), (tried * rates).sum(), variance])
 
     def keep(self, tokens: float) -> None:
-        """Let all observations count for no more than so many."""
+        """Let all observations together count for at most `tokens`."""
         share = tokens / max(float(self.seen.sum()), tokens)
         self.seen[:] *= share
         self.accepted[:] *= share
@@ -106,7 +106,7 @@ class Chances(NamedTuple):
 
 @compiled
 def locate(confidence: float) -> tuple[int, float]:
-    """The knot below a confidence, and how far it is to the next, in [0, 1]."""
+    """Return the knot below a confidence, and how far it is towards the next, in [0, 1]."""
     knot = 0
     while knot < len(CONFIDENCE_KNOTS) - 2 and confidence >= CONFIDENCE_KNOTS[knot + 1]:
         knot += 1
@@ -116,7 +116,7 @@ def locate(confidence: float) -> tuple[int, float]:
 
 @compiled
 def update_rates(chances: Chances) -> None:
-    """Shrink each cell to all positions together, and those to the drafter's own word."""
+    """Shrink each cell towards all positions together, and those towards the confidence."""
     rates, seen, accepted = chances.rates, chances.seen, chances.accepted
     for knot in range(rates.shape[1]):
         pooled, weight = PRIOR_TOKENS * CONFIDENCE_KNOTS[knot], PRIOR_TOKENS
@@ -131,13 +131,13 @@ def update_rates(chances: Chances) -> None:
 
 @compiled
 def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> Floats:
-    """Survival of new drafts of D requests, by their bias as well; written down without it.
+    """Return survival of new drafts of D requests, corrected by their bias; store it uncorrected.
 
     Args:
-        chances: of such drafts.
-        rows: of the requests, [D].
-        confidence: of their drafts, [D, w].
-        lengths: how many each has, [D]; survival behind those is 0.
+        chances: chances of such drafts.
+        rows: rows of the requests, [D].
+        confidence: confidence of their drafts, [D, w].
+        lengths: number of drafts of each request, [D]; survival after those is 0.
     """
     curves, everybody = np.zeros(confidence.shape), chances.bias_of_all
     prior = everybody[1] + BIAS_PRIOR_TOKENS
@@ -158,17 +158,17 @@ def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> F
 
 @compiled
 def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints) -> None:
-    """What became of the last drafts of R requests.
+    """Learn what became of the last drafts of R requests.
 
-    How many tokens a step has got says how easy they were; so where other drafts were verified than
-    these, only the first one tells.
+    The number of tokens that a step yields shows how easy they were. So where other drafts than
+    these were verified, only the first one is learned from.
 
     Args:
-        chances: of such drafts.
-        rows: of the requests, [R].
-        verified: drafts of each that were verified, whosesoever, [R].
-        known: drafts of each of which it is known what became of them, [R].
-        right: of those, how many first ones were right, [R].
+        chances: chances of such drafts.
+        rows: rows of the requests, [R].
+        verified: drafts of each request that were verified, of any kind, [R].
+        known: drafts of each request of which it is known what became of them, [R].
+        right: how many of those were right, up to the first wrong one, [R].
     """
     num_requests, num_verified = len(rows), chances.num_verified
     tried, compared = known.copy(), known.copy()
@@ -178,10 +178,10 @@ def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints
             is_own = 0 < verified[request] <= num_verified[rows[request]]
             tried[request] = known[request] if is_own else 1
             compared[request] = verified[request] if is_own else 1
-            # Every accepted token and the first rejected one were tried; those behind were not.
+            # Every accepted token and the first rejected one were tried; later ones were not.
             num_tried += min(right[request] + 1, tried[request])
             num_known += 1
-    for row in rows:  # of others, drafts may still wait for their turn
+    for row in rows:  # drafts of other requests may still wait for their turn
         num_verified[row] = 0
     if not num_known:
         return
@@ -215,17 +215,17 @@ def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints
 
 
 def learn_blocks(chances: Chances, rows: Ints, verified: Ints, accepted: Ints) -> None:
-    """What became of the blocks of R requests: drafts verified and accepted, [R] each.
+    """Learn what became of the blocks of R requests: drafts verified and accepted, [R] each.
 
-    Drafts that are not ours have nothing to teach: the scheduler pads with some whom it admits, or
-    resumes after it took their drafts. Ours are verified in the next step.
+    Drafts that are not ours teach nothing: the scheduler pads some requests that it admits, or
+    resumes after taking their drafts. Our drafts are verified in the next step.
     """
     is_own = verified <= chances.num_verified[rows]
     learn(chances, rows, verified, verified * is_own, accepted)
 
 
 def expect_texts(chances: Chances, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
-    """Survival of what the texts of R requests predict, behind matches of so many tokens, 0 behind
-    its end, [R, F]; written down as `expect` does."""
+    """Return survival of what R requests' texts predict after matches of so many tokens, [R, F]; 0
+    after a prediction's end. Stores it as `expect` does."""
     behind = matches[:, None] + np.arange(len(chances.rates))
     return expect(chances, rows, TRUST[np.minimum(behind, len(TRUST) - 1)], lengths)

@@ -1,7 +1,7 @@
-"""What every step asks for is compiled (numba): a call of numpy costs more than its work here.
+"""Compiles (numba) what every step needs, because a numpy call costs more than its work here.
 
-Between two steps the models' weights run through the processor's caches. Each of some hundred calls
-of numpy then takes several microseconds; a loop of machine code takes the time of its arithmetic.
+Between two steps, the models' weights run through the processor's caches. Then each of a hundred or
+so numpy calls takes several microseconds; a loop of machine code takes the time of its arithmetic.
 How long compiling takes, the first time that a machine runs this version: docs/benchmarks.md.
 """
 
@@ -23,8 +23,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def _cache_folder() -> Path:
-    """Named after the sources of this room: numba looks at a function's own file alone, so it would
-    not notice that one it calls has changed. And packages may be installed where none may write."""
+    """Return a folder named after this package's sources. Numba checks only a function's own file,
+    so it would miss a change in one it calls. And packages may be installed in read-only places."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
     # A home may be shared by machines that cannot run each other's code.
@@ -34,9 +34,9 @@ def _cache_folder() -> Path:
 
 
 def _give_llvmlite_a_dict() -> None:
-    """Its library answers to any name with a function of C, to `__dict__` as well. vLLM 0.32 on CPU
-    looks into every object of every module that has one, and no engine starts any more in a process
-    that has imported numba. To be dropped when vLLM looks for a dict."""
+    """Keep llvmlite's library from answering `__dict__` with a C function, as it does any name.
+    vLLM 0.32 on CPU looks into every object of every module that has one, so no engine starts in a
+    process that has imported numba. Drop this when vLLM looks for a dict."""
     with suppress(AttributeError):
         ffi.lib._fntab.setdefault("__dict__", {})
 
@@ -51,7 +51,7 @@ def compiled(function: Function) -> Function:
     before, config.CACHE_DIR = config.CACHE_DIR, FOLDER
     try:
         function_of_c = compile_it(cache=True)(function)
-        # A disk that is full is no reason not to serve: numba has a guard, for Windows alone.
+        # A full disk is no reason not to serve: numba has a guard, but only for Windows.
         function_of_c._cache._guard_against_spurious_io_errors = lambda: suppress(OSError)
         return function_of_c
     except (OSError, RuntimeError):  # no place to write to

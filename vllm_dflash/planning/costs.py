@@ -1,6 +1,6 @@
 """What a step costs: curves profiled at start-up, corrected by every measured step.
 
-Seconds of the target are a curve against its rows, what attention reads of contexts, and a level
+The target's seconds are a curve over its rows, plus what attention reads of contexts, plus a level
 that depends on the number of requests (scheduling, sampling), which no profile sees. Drafting and
 storing context are a curve each.
 """
@@ -26,16 +26,16 @@ from vllm_dflash.planning.step import Step, StepEstimate, Work
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
 PROMPT_RATE = 1 / 32
-"""Weight of the newest step in how often, and how many, prompt rows share a step."""
+"""Weight of the newest step in how often prompt rows share a step, and in how many they are."""
 FAR_CONTEXT = 8192
-"""Tokens of context of a request from which on attention explains most of a surprising time."""
+"""Tokens of context per request from which attention explains most of a surprising time."""
 ATTENTION_RATE = 0.15
 
 MOST_OCTAVES = 24
 LEVEL = np.dtype(
     [("num_points", "i8"), ("seconds", "f8", (MOST_OCTAVES,)), ("seen", "f8", (MOST_OCTAVES,))]
 )
-"""Seconds at 1, 2, 4, ... requests, and how many steps were seen there; may be negative."""
+"""Seconds at 1, 2, 4, ... requests (may be negative), and how many steps were seen there."""
 COSTS = np.dtype(
     [
         ("verify", CURVE),
@@ -48,18 +48,18 @@ COSTS = np.dtype(
         ("prompt_rows", "f8"),
     ]
 )
-"""All that is known; see `StepCosts`."""
+"""All that is known about costs; see `StepCosts`."""
 
 
 class Attention(NamedTuple):
-    """Seconds that attention takes for each token of a context, on top of what rows cost."""
+    """Seconds that attention takes per token of context, on top of what rows cost."""
 
     plain: float = 0.0
-    """Per token of context of a request that decodes: once a step."""
+    """Per token of context of a request that decodes, once a step."""
     draft: float = 0.0
-    """The same for each draft that is verified."""
+    """The same, for each draft that is verified."""
     block: float = 0.0
-    """The same for a block that is drafted."""
+    """The same, for a block that is drafted."""
 
 
 NO_ATTENTION = Attention()
@@ -67,10 +67,10 @@ NO_ATTENTION = Attention()
 
 @compiled
 def correct_level(level: Record, num_requests: int, surprise: float, num_steps: int) -> None:
-    """Move towards steps that took, in the mean, `surprise` seconds longer than predicted.
+    """Move the level towards steps that took `surprise` seconds longer than predicted on average.
 
-    The first measurements count in full, later ones by `LEVEL_RATE`. Numbers of requests that
-    were never seen follow their nearest seen neighbour, of two the smaller one.
+    The first measurements count in full, later ones by `LEVEL_RATE`. Request counts that were never
+    seen follow the nearest seen one; of two equally near, the smaller.
     """
     octave = np.log2(num_requests)
     steady = 1.0 - (1.0 - LEVEL_RATE) ** num_steps
@@ -91,14 +91,14 @@ def correct_level(level: Record, num_requests: int, surprise: float, num_steps: 
 def target_seconds(
     costs: Record, num_requests: int, rows: float, context: float, reading: float
 ) -> float:
-    """Seconds of everything but draft and context of a step.
+    """Return the seconds of a step without drafting and storing context.
 
     Args:
-        costs: of steps.
+        costs: costs of steps.
         num_requests: R.
-        rows: of the target: one for each request, and the drafts to verify.
+        rows: rows of the target: one for each request, plus the drafts to verify.
         context: tokens of context of all requests.
-        reading: tokens of context before each draft, summed up.
+        reading: tokens of context before each draft, summed.
     """
     plain, verify = costs.plain_level, costs.verify_level
     octave = min(np.log2(num_requests), plain.num_points - 1.0)
@@ -110,7 +110,7 @@ def target_seconds(
         level += verify.seconds[lower] + share * more
     forward = seconds_at(costs.verify, rows)
     forward += costs.attention[0] * context + costs.attention[1] * reading
-    # No step is faster than its forward pass, whatever was learned elsewhere.
+    # No step takes less than half its forward pass, whatever was learned elsewhere.
     return max(forward + level, 0.5 * forward)
 
 
@@ -118,17 +118,17 @@ def target_seconds(
 def decoding_seconds(
     records: Records, num_requests: int, context: float, rows: Floats, reading: Floats
 ) -> Floats:
-    """Seconds that decoding will take of each of N steps, as far as can be known.
+    """Return the seconds that decoding takes in each of N steps, as far as can be known.
 
-    Prompts have to be read in any case. In a step that they share, reading the weights is
-    their cost, and decoding is charged only with what its rows add.
+    Prompts have to be read in any case. In a step shared with prompts, reading the weights is
+    their cost, and decoding is charged only for what its rows add.
 
     Args:
         records: costs, [1].
-        num_requests: R, of all of the steps.
-        context: tokens of context of these.
-        rows: as of `target_seconds`, [N].
-        reading: the same, [N].
+        num_requests: R, the same in all steps.
+        context: tokens of context of these requests.
+        rows: as in `target_seconds`, [N].
+        reading: as in `target_seconds`, [N].
     """
     costs, seconds = records[0], np.empty(len(rows))
     share, prompt_rows = costs.prompt_share, costs.prompt_rows
@@ -139,7 +139,7 @@ def decoding_seconds(
         if share >= MIN_PROMPT_SHARE:
             added = seconds_at(costs.verify, rows[number] + prompt_rows) - of_prompts
             added += costs.attention[0] * context + costs.attention[1] * reading[number]
-            # A curve that is flat there says only that rows cost less than can be measured.
+            # A flat curve there says only that rows cost less than can be measured.
             shared = min(max(added, LEAST_SHARE * alone), alone)
             seconds[number] += share * (shared - alone)
     return seconds
@@ -147,13 +147,13 @@ def decoding_seconds(
 
 @compiled
 def block_seconds(costs: Record, rows: float, context: float) -> float:
-    """Seconds of drafting blocks of so many rows, whose requests have so many tokens of context."""
+    """Return the seconds of drafting blocks with `rows` rows and `context` tokens of context."""
     return seconds_at(costs.draft, rows) + costs.attention[2] * context if rows else 0.0
 
 
 @compiled
 def learn_costs(records: Records, work: Work) -> StepEstimate:
-    """Learn from a step, or from the mean of several that were alike; costs: [1].
+    """Learn from a step, or from the mean of several that were alike; `records`: costs, [1].
 
     Returns what was expected of it.
     """
@@ -165,22 +165,22 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     plain = target_seconds(costs, count, float(count), context, 0.0)
     bound = LARGEST_SURPRISE * expected
     surprise = min(max(work.target_seconds - expected, -bound), bound)
-    # The longer the contexts are, the more of what surprises is taken to be attention's.
+    # The longer the contexts are, the more of the surprise is attributed to attention.
     far = (context / (count * FAR_CONTEXT)) ** 2
     draft_far = (reading / (count * FAR_CONTEXT)) ** 2
     parts = 1.0 + far + draft_far
-    change = ATTENTION_RATE * surprise / parts  # where nothing is read, nothing is far
+    change = ATTENTION_RATE * surprise / parts  # `far` is 0 where nothing is read
     attention[0] = max(attention[0] + change * far / max(context, 1.0), 0.0)
     attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
-    # Until undrafted steps were seen, what surprises is taken to be in those as well.
+    # Until undrafted steps were seen, the surprise is attributed to the plain level.
     is_plain_known = costs.plain_level.seen[round(np.log2(count))] > 0
     if work.rows > count and is_plain_known:
         correct_level(costs.verify_level, count, surprise, work.num_steps)
     else:
         correct_level(costs.plain_level, count, surprise, work.num_steps)
     forward = seconds_at(costs.verify, work.rows)
-    rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as far as so many corrections, one by one
+    rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as much as `num_steps` corrections
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
     if work.draft_rows:
         curve = seconds_at(costs.draft, work.draft_rows)
@@ -196,15 +196,15 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
 
 
 def num_octaves(max_requests: int) -> int:
-    """Points of a level: 1, 2, 4, ... requests."""
+    """Return the number of points of a level: 1, 2, 4, ... requests."""
     return int(np.ceil(np.log2(max(max_requests, 2)))) + 1
 
 
 class StepCosts:
-    """Seconds of a step in three parts: everything around the target, draft, context."""
+    """Seconds of a step in three parts: everything around the target, drafting, storing context."""
 
     def __init__(self, records: Records) -> None:
-        """Those in an array of one."""
+        """Use the costs in `records`, an array of one."""
         self.records = records
 
     @classmethod
@@ -220,7 +220,7 @@ class StepCosts:
 
         Args:
             verify: target's forward against rows, with hardly any context.
-            draft: drafter's block forward against rows, up to having the tokens.
+            draft: drafter's block forward against rows, until its tokens are known.
             context: projecting and storing context against rows.
             max_requests: the largest batch.
             attention: what tokens of context add.
@@ -261,21 +261,21 @@ class StepCosts:
         context: float = 0.0,
         reading: Floats | float = 0.0,
     ) -> Floats:
-        """Seconds that decoding will take of the next step, [N]; see `decoding_seconds`."""
+        """Return the seconds that decoding takes in the next step, [N]; see `decoding_seconds`."""
         rows = np.asarray(rows, np.float64)
         read = np.zeros(len(rows)) + reading
         return decoding_seconds(self.records, num_requests, float(context), rows, read)
 
     def plain(self, num_requests: int, context: float = 0.0) -> float:
-        """Seconds of decoding in a step that verifies nothing; its context can wait."""
+        """Return the seconds of a step that verifies nothing; storing its context can wait."""
         return float(self.decoding(num_requests, np.array([num_requests]), context)[0])
 
     def block(self, rows: float, context: float = 0.0) -> float:
-        """Seconds of drafting blocks of so many rows."""
+        """Return the seconds of drafting blocks with `rows` rows."""
         return block_seconds(self.records[0], float(rows), float(context))
 
     def observe(self, step: Step) -> StepEstimate:
-        """Learn from a measured step of decoding alone; returns what was expected of it."""
+        """Learn from a measured step that only decoded. Returns what was expected of it."""
         return learn_costs(self.records, step.work())
 
     def observe_batch(self, prompt_rows: int) -> None:

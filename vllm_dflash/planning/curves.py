@@ -1,4 +1,4 @@
-"""Seconds against a count: piecewise linear, profiled, and corrected by what is measured."""
+"""Curves of seconds against a count: piecewise linear, profiled, corrected by measurements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 
 LARGEST_SURPRISE = 0.3
-"""A measured time counts as at most this much, relatively, off its prediction: a step that was
+"""Largest relative difference from its prediction that a measured time counts with. A step that was
 interrupted, or met a batch size whose kernel had to be built, says nothing about the next."""
 FAR_SHARE = 0.15
-"""Part of a correction that reaches points far from the measured one: a machine that gets slower
+"""Share of a correction that reaches points far from the measured one: a machine that gets slower
 gets slower everywhere."""
 MOST_POINTS = 64
 CURVE = np.dtype(
@@ -21,13 +21,13 @@ CURVE = np.dtype(
 )
 """Counts, ascending, and their seconds, non-decreasing."""
 Record = Any
-"""An entry of such an array: one argument for all that is known, since each one costs a compiled
-function as much as some dozen points of a curve. Changes reach the array."""
+"""An entry of such an array. It is one argument for all that is known: each argument costs a
+compiled function as much as some dozen points of a curve. Changes to it reach the array."""
 
 
 @compiled
 def seconds_at(curve: Record, count: float) -> float:
-    """Between two points linear; beyond the last one the last slope goes on."""
+    """Return the seconds: linear between points; beyond the last one, the last slope goes on."""
     counts, seconds = curve.counts, curve.seconds
     if count <= counts[0]:
         return seconds[0]
@@ -62,7 +62,7 @@ class Curve:
     """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
 
     def __init__(self, records: Records) -> None:
-        """The curve in an array of one, of which it has views."""
+        """Use the curve in `records`, an array of one, through views."""
         num_points, self.records = int(records["num_points"][0]), records
         self.counts: Floats = records["counts"][0, :num_points]
         self.seconds: Floats = records["seconds"][0, :num_points]
@@ -77,7 +77,7 @@ class Curve:
         return curve
 
     def at(self, counts: Ints | Floats | float) -> Floats:
-        """Seconds for each count; beyond the last point the last slope goes on."""
+        """Return the seconds for each count; beyond the last point, the last slope goes on."""
         known, seconds = self.counts, self.seconds
         wanted = np.maximum(counts, known[0])
         lower = np.minimum(np.searchsorted(known, wanted, side="right"), len(known) - 1) - 1

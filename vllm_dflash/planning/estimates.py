@@ -1,7 +1,7 @@
-"""What an engine has learned, to be kept for the next one: written as plain numbers, and read.
+"""What an engine has learned, kept for the next one: written as plain numbers, and read back.
 
-Who reads trusts nothing: compiled functions look up what they are given in a step, where a number
-that makes no sense would stop the engine.
+Reading trusts nothing: compiled functions use these numbers in every step, where one that makes no
+sense would stop the engine.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from vllm_dflash.planning.costs import COSTS, StepCosts, num_octaves
 from vllm_dflash.planning.curves import MOST_POINTS, Curve
 
 LARGEST = 1e15
-"""No number comes near it."""
+"""Larger than any sensible number."""
 
 
 class EstimatesError(ValueError):
-    """These are no estimates, or those of another kind of engine."""
+    """These are not estimates, or they are those of another kind of engine."""
 
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """Costs and acceptance, whoever plans by them."""
+    """Costs and acceptance, for either planner."""
 
     costs: StepCosts
     blocks: Floats
     """Drafts of blocks that were seen, and accepted, by position and confidence, [2, K, knots]; see
     `Chances`."""
     bias: Floats
-    """Tokens expected and accepted of late, [2]; see `Chances`."""
+    """Tokens expected and accepted lately, [2]; see `Chances`."""
     texts: Floats
-    """The same as of blocks, of what texts predict, [2, F, knots]."""
+    """The same as `blocks`, for what texts predict, [2, F, knots]."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy in lists and numbers; inverse of `from_dict`."""
+        """Return a copy in lists and numbers; the inverse of `from_dict`."""
         tables = {name: getattr(self, name).tolist() for name in ("blocks", "bias", "texts")}
         return {"costs": _lists(self.costs.records), **tables}
 
     @classmethod
     def from_dict(cls, written: Any, max_draft: int, max_requests: int) -> Estimates:
-        """Check what was written, for up to `max_draft` (K) drafts and `max_requests` a batch.
+        """Check and read what was written, for `max_draft` drafts (K) and `max_requests` a batch.
 
         Raises:
-            EstimatesError: anything about it is wrong.
+            EstimatesError: something in it is wrong.
         """
         knots = len(CONFIDENCE_KNOTS)
         try:
@@ -74,9 +74,9 @@ def _lists(array: npt.NDArray[Any]) -> Any:
 
 def _numbers(written: Any, shape: tuple[int, ...]) -> Floats:
     numbers = np.asarray(written, dtype=np.float64)
-    if not numbers.size:  # lists that hold nothing do not say how much of it
+    if not numbers.size:  # empty lists do not tell their shape
         numbers = numbers.reshape(shape)
-    if numbers.shape != shape or not (np.abs(numbers) < LARGEST).all():  # no NaN is
+    if numbers.shape != shape or not (np.abs(numbers) < LARGEST).all():  # NaN fails too
         raise ValueError(f"not {shape} numbers of a sensible size")
     return numbers
 

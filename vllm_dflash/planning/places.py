@@ -1,7 +1,7 @@
-"""How many places the drafts of a step get, on Model Runner V2: the search for the best rate.
+"""How many places drafts get in a step, on Model Runner V2: the search for the best rate.
 
 Where the device trims drafts, all requests get places for what they can use, and the best threshold
-of survival says what a step will verify. Where it does not, drafts are verified as they are given.
+of survival tells what a step will verify. Where it does not, drafts are verified as given.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.costs import decoding_seconds
 from vllm_dflash.planning.forecast import THRESHOLDS, Summary
+from vllm_dflash.planning.objective import rate_of
 
 LEAST_SURVIVAL = 1e-6
 """Least survival of a draft that is given a place."""
 
 
 class Expected(NamedTuple):
-    """What is known of the drafts of R requests before there are any."""
+    """What is known about the drafts of R requests before they exist."""
 
     limits: Ints
-    """Drafts that each can use at most, [R]."""
+    """Most drafts that each request can use, [R]."""
     context_lens: Ints
     """Tokens of context, [R]."""
-    min_survival: Floats
-    """Survival from which on a draft is worth reading that context for it, [R]; 0: it costs next to
-    nothing."""
+    min_worth: Floats
+    """Worth that a draft must exceed to pay for reading that context, [R]; 0: reading it costs next
+    to nothing."""
     curves: Floats
-    """Survival of their drafts, falling, [R, K]."""
+    """Worth of the drafts, falling, [R, K]; see `objective`."""
     groups: Ints
-    """By the forecast, of those who get a block; -1: its text's drafts, [R]."""
+    """Forecast group of each request that gets a block; -1: its text's drafts, [R]."""
     block_seconds: float = 0.0
 
 
 @compiled
 def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Floats, Ints]:
-    """What to expect of R requests that get a block: its drafts, or those of a text that promises
-    more.
+    """Return what to expect of R requests that get a block: its drafts, or those of a text that
+    promises more.
 
     Args:
-        texts: survival of what their texts predict, [R, K].
-        scores: by the forecast, [R].
-        summary: of that.
+        texts: worth of what their texts predict, [R, K].
+        scores: scores of the requests by the forecast, [R].
+        summary: summary of that forecast.
 
     Returns:
-        Survival of their drafts, [R, K], and whose they are, [R]: see `Expected.groups`.
+        Worth of their drafts, [R, K], and where they come from, [R]: see `Expected.groups`.
     """
     curves, groups = texts.copy(), np.full(len(texts), -1)
     for request in range(len(texts)):
@@ -63,26 +64,28 @@ def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Float
 
 
 @compiled
-def num_worth(curve: Floats, limit: int, min_survival: float) -> int:
-    """First drafts of a request, up to a limit, that survive more often than that."""
+def num_worth(curve: Floats, limit: int, min_worth: float) -> int:
+    """Return how many first drafts, up to a limit, are worth more than `min_worth`."""
     for draft in range(min(limit, len(curve))):
-        if curve[draft] <= min_survival:
+        if curve[draft] <= min_worth:
             return draft
     return min(limit, len(curve))
 
 
 @compiled
-def best_trimmed(records: Records, expected: Expected, summary: Summary) -> tuple[Ints, float]:
-    """Where the device drops all drafts that survive less than the best of T thresholds.
+def best_trimmed(
+    records: Records, expected: Expected, summary: Summary, fair: bool
+) -> tuple[Ints, float]:
+    """Choose places where the device drops all drafts below the best of T thresholds of worth.
 
-    Returns places for drafts of each request, [R], and tokens a second.
+    Returns places for drafts of each request, [R], and the rate of the step (`rate_of`).
     """
-    limits, context_lens, min_survival, curves, groups, block_seconds = expected
+    limits, context_lens, min_worth, curves, groups, block_seconds = expected
     count, lengths = len(limits), np.zeros(len(limits), np.int64)
     kept, gain, reading = np.zeros((3, len(THRESHOLDS)))
     for request in range(count):
-        worth = num_worth(curves[request], limits[request], min_survival[request])
-        lengths[request] = worth if min_survival[request] > 0.0 else limits[request]
+        worth = num_worth(curves[request], limits[request], min_worth[request])
+        lengths[request] = worth if min_worth[request] > 0.0 else limits[request]
         group, last = groups[request], lengths[request] - 1
         for number in range(len(THRESHOLDS) if worth else 0):
             drafts = accepted = 0.0
@@ -100,26 +103,27 @@ def best_trimmed(records: Records, expected: Expected, summary: Summary) -> tupl
             reading[number] += drafts * context_lens[request]
     context = float(context_lens.sum())
     seconds = decoding_seconds(records, count, context, count + kept, reading)
-    return lengths, ((count + gain) / (seconds + block_seconds)).max()
+    return lengths, rate_of(count, gain, seconds + block_seconds, fair).max()
 
 
 @compiled
 def best_given(
-    records: Records, expected: Expected, alike: Ints, ragged_seconds: float
+    records: Records, expected: Expected, alike: Ints, ragged_seconds: float, fair: bool
 ) -> tuple[Ints, float]:
-    """Where drafts are verified as they are given: as many of each request, or those that survive a
-    threshold.
+    """Choose places where drafts are verified as given: the same number for all requests, or those
+    worth more than a threshold.
 
     Args:
         records: costs, [1].
-        expected: of R requests.
-        alike: lengths that all can be given alike, [C].
-        ragged_seconds: what a step takes longer whose requests have other ones.
+        expected: what is known about R requests.
+        alike: lengths that all requests can be given, [C].
+        ragged_seconds: extra time of a step whose requests have other lengths.
+        fair: the objective.
 
     Returns:
-        Places for drafts of each request, [R], and tokens a second.
+        Places for drafts of each request, [R], and the rate of the step (`rate_of`).
     """
-    limits, context_lens, min_survival, curves, _, block_seconds = expected
+    limits, context_lens, min_worth, curves, _, block_seconds = expected
     count, num_steps = len(limits), len(alike) + len(THRESHOLDS)
     lengths = np.zeros((num_steps, count), np.int64)
     kept, gain, reading, more_seconds = np.zeros((4, num_steps))
@@ -128,7 +132,7 @@ def best_given(
             if number < len(alike):
                 length = min(alike[number], limits[request])
             else:
-                survives = max(min_survival[request], LEAST_SURVIVAL)
+                survives = max(min_worth[request], LEAST_SURVIVAL)
                 length = num_worth(curves[request], limits[request], survives)
                 while length and curves[request, length - 1] < THRESHOLDS[number - len(alike)]:
                     length -= 1
@@ -141,6 +145,6 @@ def best_given(
             more_seconds[number] = ragged_seconds
     context = float(context_lens.sum())
     seconds = decoding_seconds(records, count, context, count + kept, reading)
-    rates = (count + gain) / (seconds + block_seconds + more_seconds)
+    rates = rate_of(count, gain, seconds + block_seconds + more_seconds, fair)
     best = rates.argmax()
     return lengths[best], rates[best]

@@ -1,9 +1,10 @@
-"""The planner: whom to draft, how wide, and what of it to verify.
+"""The planner: which requests to draft, how wide, and which drafts to verify.
 
-Every step it maximises expected tokens per second. A batch of R requests yields R tokens in any
-case; drafting yields more of them in a longer step. Before drafting, `plan` weighs what drafts
-have brought lately against what the step would cost, and may leave out some requests, or all.
-After drafting, `lengths` cuts each block where its tokens are no longer worth their time.
+In every step it maximises expected tokens per second, of the batch or of each request
+(`objective.py`). A batch of R requests yields R tokens in any case; drafting yields more, in a
+longer step. Before drafting, `plan` weighs what drafts have
+yielded lately against what the step would cost, and may leave out some requests, or all. After
+drafting, `lengths` cuts each block where its tokens are no longer worth their time.
 
 Neither looks at a token that was sampled for the draft's position, only at the drafter's
 distribution and at what became of earlier drafts. So the output distribution is that of verifying
@@ -29,43 +30,44 @@ from vllm_dflash.planning.chances import (
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
+from vllm_dflash.planning.objective import price_of, worth_of
 from vllm_dflash.planning.search import Batch, Choice, Drafts, best_step, choose_lengths
 from vllm_dflash.planning.step import Plan, RequestRows, Step, StepEstimate
 
 MARGIN = 1.01
-"""Drafting must promise this much more than plain decoding, whose cost is known better."""
+"""Ratio by which drafting must beat plain decoding, whose cost is known better."""
 CLOSE = 0.95
-"""From this speed-up on, drafting nearly pays, and is looked at more often."""
+"""Speed-up from which drafting nearly pays, and is checked more often."""
 PROBE_SHARE = 16
-"""A probe drafts one request, and one more for so many in the batch."""
+"""A probe drafts one request, and one more per this many in the batch."""
 PROBE_LENGTH = 3
-"""Drafts a probe has verified whatever they seem worth, to see whether estimates still hold."""
+"""Drafts that a probe verifies, however little they seem worth, to test the estimates."""
 FIRST_SHARE, LEAST_SHARE = 0.015, 0.002
 CLOSE_SHARE = 0.005
-"""Where drafting nearly pays, there is more to find out, and less to lose."""
+"""Share of probes where drafting nearly pays: there is more to find out, and less to lose."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
-"""Undrafted steps between two that are planned: planning is to cost next to nothing where it says
-no. What texts predict is looked at in between, too."""
+"""Undrafted steps between two that are planned: planning should cost next to nothing where it
+decides against drafting. What texts predict is looked at in between, too."""
 NO_CURVES: Floats = np.zeros((0, 0))
 
 
 @dataclass
 class ProbeSchedule:
-    """When to draft although it does not seem to pay, to notice that it does again.
+    """When to draft although it does not seem to pay, to notice when it pays again.
 
-    Probes take at most a share of the time; the share halves with every probe in vain. So the
+    Probes take at most a share of the time; the share halves with every probe that fails. So the
     intervals between probes grow, from some dozens of steps to a few hundred, and a drafter that is
     never worth it costs the least share of the time in the long run.
     """
 
     min_share: float = LEAST_SHARE
-    """What the share does not fall below."""
+    """Lower limit of the share."""
     share: float = FIRST_SHARE
     saved: float = 0.0
     """Seconds that may be spent on probing by now."""
 
     def is_due(self, step_seconds: float, probe_seconds: float, *, is_close: bool) -> bool:
-        """Whether to probe now, after so many more seconds without drafts."""
+        """Return whether to probe now, after `step_seconds` more seconds without drafts."""
         share = max(self.share, CLOSE_SHARE) if is_close else self.share
         self.saved += share * step_seconds
         if self.saved < probe_seconds:
@@ -74,30 +76,32 @@ class ProbeSchedule:
         return True
 
     def refund(self, seconds: float) -> None:
-        """The last probe brought tokens worth so much: the next may come so much earlier."""
+        """Give back seconds that the last probe earned or saved, so the next may come sooner."""
         self.saved += seconds
 
     def restart(self) -> None:
-        """Drafting pays: should it stop to, begin with short intervals again."""
+        """Reset to short intervals: drafting pays now, and may stop paying."""
         self.share, self.saved = FIRST_SHARE, 0.0
 
 
 class LearningPlanner:
-    """What both planners go by, and learn: of requests, of drafts, and of what steps take."""
+    """What both planners use and learn: about requests, about drafts, and what steps take."""
 
     costs: StepCosts
 
-    def __init__(self, max_draft: int, max_requests: int, most_free: int) -> None:
+    def __init__(
+        self, max_draft: int, max_requests: int, most_free: int, *, fair: bool = False
+    ) -> None:
         """Plan blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
-        What texts predict is up to `most_free` drafts of each (F).
+        Texts predict up to `most_free` drafts of each request (F). `fair`: the objective.
         """
-        self.max_draft = max_draft
-        # Twice the batch: requests that wait to be run again keep what is known of them.
+        self.max_draft, self.fair = max_draft, fair
+        # Twice the batch: what is known of requests that wait to be run again is kept.
         num_rows = 2 * max_requests
         self.blocks = Chances.of(max_draft, num_rows)
         self.texts = Chances.of(most_free, num_rows)
-        self.forecast = Forecast(max_draft, num_rows)
+        self.forecast = Forecast(max_draft, num_rows, fair=fair)
         self.probes = ProbeSchedule()
         self._requests = RequestRows(num_rows)
         self._probe_charge = 0.0
@@ -110,22 +114,22 @@ class LearningPlanner:
         return rows
 
     def _forget(self, rows: Ints) -> None:
-        """They are new requests' from now on."""
+        """Reset rows that now belong to new requests."""
         self.forecast.forget(rows)
         self.blocks.forget(rows)
         self.texts.forget(rows)
 
     def estimates(self) -> Estimates:
-        """What was learned, for another run to recall."""
+        """Return what was learned, for another run to recall."""
         blocks, texts = (np.stack([one.seen, one.accepted]) for one in (self.blocks, self.texts))
         return Estimates(self.costs, blocks, self.blocks.bias_of_all, texts)
 
     def recall(self, estimates: Estimates) -> None:
-        """Start from what another run has learned of drafts; of costs, we have it already.
+        """Start from what another run has learned about drafts; its costs are in use already.
 
-        Not from what it forecast. The first steps draft in any case, and so show whether these
-        requests' drafts are worth it; who went by the forecast of others, for whom they were not,
-        would have to wait for probes.
+        Its forecast is not used. The first steps draft in any case, and so show whether these
+        requests' drafts are worth it. A forecast from other requests, whose drafts were not worth
+        it, would make these wait for probes.
         """
         self.blocks.recall(estimates.blocks)
         self.blocks.bias_of_all[:] = estimates.bias
@@ -139,17 +143,23 @@ class Planner(LearningPlanner):
     agrees_across_ranks = False  # it goes by measured times
 
     def __init__(
-        self, max_draft: int, max_requests: int, costs: StepCosts, *, most_free: int = 0
+        self,
+        max_draft: int,
+        max_requests: int,
+        costs: StepCosts,
+        *,
+        most_free: int = 0,
+        fair: bool = False,
     ) -> None:
         """See `LearningPlanner`; start from these costs."""
-        super().__init__(max_draft, max_requests, most_free)
+        super().__init__(max_draft, max_requests, most_free, fair=fair)
         self.costs = costs
         self._text_curves: Floats = np.zeros((0, most_free))
-        """Survival of what the text of each request of this step predicts, [R, F] or [0, F]."""
+        """Worth of what the text of each request of this step predicts, [R, F] or [0, F]."""
         self._row_seconds = 0.0
 
     def plan(self, step: Step) -> Plan:
-        """Learn what became of the drafts that the step verified, then say whom it drafts.
+        """Learn what became of the drafts that the step verified, then choose what to draft.
 
         Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `predicted`.
         """
@@ -160,39 +170,42 @@ class Planner(LearningPlanner):
         scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
         batch = Batch(scores, step.limits, step.waiting, step.context_lens, texts)
         most = 0 if rests else self.max_draft
-        best = best_step(self.costs.records, batch, self.forecast.summary, most)
+        best = best_step(self.costs.records, batch, self.forecast.summary, most, self.fair)
         self._row_seconds = best.row_seconds
         rate, plain_rate = best.undrafted_rate, best.plain_rate
         uses_text, speedup = rate > plain_rate, rate / plain_rate
-        resting = Plan.nothing(step.num_requests, rate, speedup=speedup, uses_text=uses_text)
+        price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
+        resting = Plan.nothing(step.num_requests, price, speedup=speedup, uses_text=uses_text)
         return resting if rests else self._weigh(step, resting, best)
 
     def _expect_texts(self, rows: Ints, step: Step) -> Floats:
-        """Survival of what texts predict, [R, F], or of nobody, [0, F]."""
+        """Return the worth of what texts predict, [R, F]; [0, F] if they predict nothing."""
         predicted = step.predicted
         if predicted is None:
             return self._text_curves[:0]
         learn(self.texts, rows, step.verified, predicted.known, predicted.came_true)
         if not predicted.lengths.any():
             return self._text_curves[:0]
-        return expect_texts(self.texts, rows, predicted.matches, predicted.lengths)
+        curves = expect_texts(self.texts, rows, predicted.matches, predicted.lengths)
+        return worth_of(curves, self.fair)
 
     def _weigh(self, step: Step, resting: Plan, best: Choice) -> Plan:
-        """The best choice if it pays, and else a probe from time to time."""
+        """Return the best choice if it pays, otherwise `resting`, and a probe from time to time."""
         rate, uses_text = best.rate, len(self._text_curves) > 0
         gain, speedup = rate / best.undrafted_rate, rate / best.plain_rate
         if gain > MARGIN:
             self.probes.restart()
-            return Plan(best.drafted, best.width, rate, speedup=speedup, uses_text=uses_text)
+            price = price_of(step.num_requests, rate, best.seconds, self.fair)
+            return Plan(best.drafted, best.width, price, speedup=speedup, uses_text=uses_text)
         skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
-        # A prompt may end with the next step, and another request can be drafted then. And free
+        # A prompt may end with the next step, and then another request can be drafted. And free
         # drafts that are better than the drafter's may be gone by then.
         is_displaced = resting.uses_text and rate > MARGIN * best.plain_rate
         if is_displaced or not step.decoding.all():
             skip_steps = 0
         probe, seconds = self._cheapest_probe(step, resting)
-        # What the best plan loses if it is right; and a probe catches up for itself alone.
-        lost = best.tokens / rate - best.tokens / best.undrafted_rate
+        # Seconds that the best plan loses if it is right. A probe bears all of its catching up.
+        lost = best.seconds * (1.0 - gain)
         lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
         undrafted_seconds = (1 + skip_steps) * best.plain_seconds
         self._probe_charge = min(lost, seconds)
@@ -203,8 +216,8 @@ class Planner(LearningPlanner):
         return probe
 
     def _cheapest_probe(self, step: Step, resting: Plan) -> tuple[Plan, float]:
-        """Draft a few requests with little to catch up, to see what comes of it, in the place of a
-        plan without drafts; and the seconds that this takes."""
+        """Draft a few requests with little to catch up, in place of `resting`, to see what comes of
+        it. Returns the plan and the seconds that it takes."""
         able, num_requests = np.flatnonzero(step.limits), step.num_requests
         width = min(int(step.limits.max()), self.max_draft)
         count = min(len(able), 1 + num_requests // PROBE_SHARE)
@@ -223,10 +236,10 @@ class Planner(LearningPlanner):
         return plan, seconds
 
     def lengths(self, step: Step, confidence: Floats) -> Ints:
-        """How many drafts of each request to verify, [R]. Writes the step's `from_text`.
+        """Return how many drafts of each request to verify, [R]. Writes the step's `from_text`.
 
         Args:
-            step: with its plan; `limits` of the drafted requests, [R], and what they `agreed` on.
+            step: has its plan, `limits` of the drafted requests, [R], and what they `agreed` on.
             confidence: probability of each drafted token under the drafter, [D, w].
         """
         plan, rows, predicted = step.plan, self._rows(step.ids), step.predicted
@@ -241,11 +254,18 @@ class Planner(LearningPlanner):
             texts = self._text_curves
             if step.agreed.any():
                 matches = predicted.matches + AGREEMENT * step.agreed
-                texts = expect_texts(self.texts, rows, matches, predicted.lengths)
-        row_worth = plan.price * self._row_seconds
+                found = expect_texts(self.texts, rows, matches, predicted.lengths)
+                texts = worth_of(found, self.fair)
         drafts = Drafts(
-            *(curves, plan.drafted, step.limits, texts, step.context_lens),
-            *(plan.price, row_worth, plan.min_verified, plan.is_probe),
+            blocks=worth_of(curves, self.fair),
+            drafted=plan.drafted,
+            limits=step.limits,
+            texts=texts,
+            context_lens=step.context_lens,
+            price=plan.price,
+            row_worth=plan.price * self._row_seconds,
+            min_verified=plan.min_verified,
+            is_probe=plan.is_probe,
         )
         of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
         step.from_text = of_texts > 0
@@ -256,13 +276,13 @@ class Planner(LearningPlanner):
     def observe(self, step: Step) -> StepEstimate | None:
         """Learn what a step was made of, and what it cost where that is known.
 
-        Returns what was expected of the latter.
+        Returns what it was expected to cost.
         """
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
         estimate = self.costs.observe(step)
-        if step.plan.is_probe:  # one that took less than it was charged with can come again sooner
+        if step.plan.is_probe:  # one that cost less than charged can come again sooner
             spared = max(estimate.draft_seconds - step.draft_seconds, 0.0)
             self.probes.refund(min(spared, self._probe_charge))
         return estimate

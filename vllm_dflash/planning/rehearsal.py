@@ -1,4 +1,4 @@
-"""Compiles what planning asks for, before anybody waits for it.
+"""Compiles what planning needs, before any request waits for it.
 
 python -m vllm_dflash.planning.rehearsal v1
 """
@@ -26,11 +26,11 @@ from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, Step
 from vllm_dflash.planning.texts import SuffixMatches, append_tokens
 
 CHEAP, DEAR = 0.0, 1.0
-"""Seconds of a block that is always, and never, worth it."""
+"""Seconds of a block that is always worth it, and of one that never is."""
 
 
 def rehearse(runner: str, max_draft: int, most_free: int = 0) -> None:
-    """What planning asks for on a model runner: `v1` or `v2`."""
+    """Compile what planning needs on a model runner: `v1` or `v2`."""
     if runner == "v2":
         rehearse_ahead(max_draft)
     else:
@@ -38,7 +38,7 @@ def rehearse(runner: str, max_draft: int, most_free: int = 0) -> None:
 
 
 def is_rehearsed(runner: str) -> bool:
-    """Whether all was compiled before, or cannot be kept."""
+    """Return whether all was compiled before, or cannot be kept."""
     try:
         Path(FOLDER).mkdir(parents=True, exist_ok=True)
         return _note(runner).exists() or not os.access(FOLDER, os.W_OK)
@@ -47,7 +47,7 @@ def is_rehearsed(runner: str) -> bool:
 
 
 def _note(runner: str) -> Path:
-    """Named after all that numba goes by: files of another installation are none of ours."""
+    """Return a file named after all that numba checks; other installations have other files."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     found = [(str(one), one.stat().st_mtime, one.stat().st_size) for one in sources]
     digest = hashlib.sha256(repr([sys.version, numba.__version__, found]).encode())
@@ -55,14 +55,14 @@ def _note(runner: str) -> Path:
 
 
 def _end_with(parent: int) -> None:
-    """An engine that was killed has no use for what is compiled here."""
+    """Exit once the parent has: an engine that was killed has no use for what is compiled here."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
-    """Plan some steps of a made-up engine, whose numbers are of the types of a real one's."""
+    """Plan some steps of a made-up engine, with numbers of the same types as a real one's."""
     for block_seconds in (CHEAP, DEAR):
         planner = Planner(max_draft, 2, _costs(block_seconds), most_free=most_free)
         texts = np.zeros((2, 64), np.int32)
@@ -87,7 +87,7 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
 
 
 def rehearse_ahead(max_draft: int) -> None:
-    """The same, of who plans a step ahead."""
+    """Do the same with the planner that plans a step ahead."""
     nothing, one = np.zeros(2, np.int64), np.ones(2, np.int64)
     for block_seconds, trims in product((CHEAP, DEAR), (False, True)):
         planner = AheadPlanner(max_draft, 2, looks_up=True)

@@ -1,8 +1,8 @@
-"""The best rate that a step can have: searched before drafting, attained by the cut behind it.
+"""The best rate that a step can have: searched before drafting, reached by trimming afterwards.
 
-Before, requests are in groups by the forecast (`forecast.py`), and the best groups are drafted, or
-nobody; whoever is not drafted has what its text predicts. Behind it, survival of all drafts is
-known, and those are verified that are worth their time.
+Before drafting, requests are in groups by the forecast (`forecast.py`). The best groups are
+drafted, or none; requests that are not drafted have what their text predicts. After drafting,
+survival of all drafts is known, and those that are worth their time are verified.
 """
 
 from __future__ import annotations
@@ -16,58 +16,61 @@ from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.costs import block_seconds, decoding_seconds
 from vllm_dflash.planning.curves import Record, seconds_at
 from vllm_dflash.planning.forecast import THRESHOLDS, Summary
+from vllm_dflash.planning.objective import price_of, rate_of
 
 CATCH_UP_STEPS = 64
-"""Steps over which the cost of storing context that has waited is spread."""
+"""Steps over which the cost of storing waiting context is spread."""
 
 
 class Batch(NamedTuple):
     """R requests, none of which is drafted yet."""
 
     scores: Floats
-    """By the forecast, [R]."""
+    """Scores by the forecast, [R]."""
     limits: Ints
-    """Drafts of a block that each can use at most, [R]."""
+    """Most drafts of a block that each can use, [R]."""
     waiting: Ints
     """Context rows of each that must be stored before it can be drafted, [R]."""
     context_lens: Ints
     """Tokens of context of each, [R]."""
     texts: Floats
-    """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
+    """Worth of what the text of each predicts, [R, F]; [0, F]: texts predict nothing."""
 
 
 class Choice(NamedTuple):
-    """The best step in which anybody is drafted, and the best in which nobody is."""
+    """The best step in which some request is drafted, and the best in which none is."""
 
     drafted: Bools
-    """[R]."""
+    """Requests to draft, [R]."""
     width: int
-    """0: nobody can be drafted."""
+    """Tokens to draft for each of them; 0: no request can be drafted."""
     rate: float
-    """Tokens per second."""
-    tokens: float
-    """Expected of the step."""
+    """Rate of the step (`objective.rate_of`)."""
+    seconds: float
+    """Time of the step."""
     undrafted_rate: float
-    """Tokens per second, of what texts predict as well."""
+    """Rate without the drafter, with what texts predict."""
+    undrafted_seconds: float
+    """Time of that step."""
     plain_rate: float
     """The same, if nothing is verified."""
     plain_seconds: float
     row_seconds: float
-    """What one more row takes where nobody is drafted."""
+    """Seconds that one more row takes where no request is drafted."""
 
 
 @compiled
 def text_outcomes(texts: Floats) -> Floats:
-    """Drafts of each text that survive each threshold, and how many of those are accepted, from
-    their survival, [R, F] to [2, R, T]."""
+    """Return how many drafts of each text are above each threshold, and what those are worth
+    together, from the worth of each, [R, F] to [2, R, T]."""
     found = np.zeros((2, len(texts), len(THRESHOLDS)))
     for request in range(len(texts)):
         for threshold in range(len(THRESHOLDS)):
-            for survival in texts[request]:
-                if survival < THRESHOLDS[threshold] or survival == 0.0:
+            for worth in texts[request]:
+                if worth < THRESHOLDS[threshold] or worth == 0.0:
                     break  # it never grows
                 found[0, request, threshold] += 1.0
-                found[1, request, threshold] += survival
+                found[1, request, threshold] += worth
     return found
 
 
@@ -75,11 +78,11 @@ def text_outcomes(texts: Floats) -> Floats:
 def drafted_groups(
     costs: Record, batch: Batch, summary: Summary, price: float, row_seconds: float
 ) -> Ints:
-    """Each request's group by the forecast; -1: who should not be drafted, whatever others do, [R].
+    """Return each request's forecast group, [R]; -1: do not draft it, whatever others do.
 
-    Drafting makes attention dearer, the more so the longer the context is. A request that loses by
-    that alone at the price of a step without the drafter, and there is no lower one, is not
-    drafted. Nor is one whose free drafts bring as much. Where that is everybody, all are tried.
+    Drafting makes attention cost more, the longer the context is. A request is not drafted if it
+    loses by that alone at the price of a step without the drafter, which is the lowest price. Nor
+    is one drafted whose free drafts yield as much. If this excludes all requests, all are tried.
     """
     groups, is_worth = np.zeros(len(batch.limits), np.int64), np.zeros(len(batch.limits), np.bool_)
     any_worth = False
@@ -89,8 +92,8 @@ def drafted_groups(
             group += 1
         groups[request] = group if batch.limits[request] else -1
         if len(batch.texts):
-            for survival in batch.texts[request]:
-                text += max(survival - price * row_seconds, 0.0)
+            for worth in batch.texts[request]:
+                text += max(worth - price * row_seconds, 0.0)
         reading = price * batch.context_lens[request]
         draft_price = costs.attention[1] * reading + (price * row_seconds if text else 0.0)
         kept, gain, best = summary.kept[group], summary.gain[group], -np.inf
@@ -107,21 +110,22 @@ def drafted_groups(
 
 @compiled
 def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
-    records: Records, batch: Batch, summary: Summary, max_draft: int
+    records: Records, batch: Batch, summary: Summary, max_draft: int, fair: bool
 ) -> Choice:
-    """All groups, thresholds and widths of a forecast are tried, and nobody.
+    """Find the best step over all groups, thresholds and widths of a forecast, and without a block.
 
     Args:
         records: costs, [1].
-        batch: of whom some may be drafted.
-        summary: of recent blocks.
+        batch: requests, some of which may be drafted.
+        summary: summary of recent blocks.
         max_draft: drafts of a block; 0: the drafter rests.
+        fair: the objective; see `objective`.
     """
     costs, (_, limits, waiting, context_lens, texts) = records[0], batch
     num_requests, num_thresholds, context = len(limits), len(THRESHOLDS), 0.0
     for request in range(num_requests):
         context += context_lens[request]
-    # Of texts, those who are not drafted: drafts kept, gained, and the context read for them.
+    # Text drafts of undrafted requests: number kept, number gained, and context read for them.
     outcomes, of_texts = text_outcomes(texts), np.zeros((3, num_thresholds))
     for request in range(len(texts)):
         for threshold in range(num_thresholds):
@@ -135,25 +139,27 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
         reading[1 + threshold] = of_texts[2, threshold]
     seconds = decoding_seconds(records, num_requests, context, rows, reading)
     plain_rate = undrafted_rate = num_requests / seconds[0]
-    best_rows = float(num_requests)
+    undrafted_seconds, best_rows = seconds[0], float(num_requests)
     for threshold in range(num_thresholds):
-        rate = (num_requests + of_texts[1, threshold]) / seconds[1 + threshold]
+        rate = rate_of(num_requests, of_texts[1, threshold], seconds[1 + threshold], fair)
         if rate > undrafted_rate:
             undrafted_rate, best_rows = rate, rows[1 + threshold]
+            undrafted_seconds = seconds[1 + threshold]
     row = seconds_at(costs.verify, best_rows + 1.0) - seconds_at(costs.verify, best_rows)
     row, plain_seconds = max(row, 0.0), seconds[0]
 
-    chosen, best_width, best_rate, best_tokens = np.zeros(num_requests, np.bool_), 0, -np.inf, 0.0
+    chosen, best_width, best_rate, best_seconds = np.zeros(num_requests, np.bool_), 0, -np.inf, 0.0
     groups = np.full(num_requests, -1)
     if max_draft:
-        groups = drafted_groups(costs, batch, summary, undrafted_rate, row)
+        price = price_of(num_requests, undrafted_rate, undrafted_seconds, fair)
+        groups = drafted_groups(costs, batch, summary, price, row)
     widest = num_able = num_waiting = 0
     for request in range(num_requests):
         if groups[request] >= 0:
             widest = max(widest, min(limits[request], max_draft))
             num_able += 1
             num_waiting += waiting[request]
-    # What is behind has to be caught up with once, and then pays for many steps.
+    # Waiting context has to be stored once, and then pays for many steps.
     rows_to_store = 1 + num_waiting / max(num_able, 1) / CATCH_UP_STEPS
     num_kept, count, block_context = summary.kept.shape[1], 0, 0.0
     num_steps = num_kept * widest
@@ -183,54 +189,55 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
         for step in range(num_steps):
             width, threshold = step // num_kept + 1, step % num_kept
             drafting = block_seconds(costs, float(count * (1 + width)), block_context) + storing
-            tokens = num_requests + gain[step] + of_texts[1, threshold]
-            rate = tokens / (seconds[step] + drafting)
+            whole = seconds[step] + drafting
+            rate = rate_of(num_requests, gain[step] + of_texts[1, threshold], whole, fair)
             if rate > best_rate:
-                best_width, best_rate, best_tokens = width, rate, tokens
+                best_width, best_rate, best_seconds = width, rate, whole
                 for request in range(num_requests):
                     chosen[request] = 0 <= groups[request] <= group
     return Choice(
-        chosen, best_width, best_rate, best_tokens, undrafted_rate, plain_rate, plain_seconds, row
+        *(chosen, best_width, best_rate, best_seconds, undrafted_rate, undrafted_seconds),
+        *(plain_rate, plain_seconds, row),
     )
 
 
 class Drafts(NamedTuple):
-    """What R requests could have verified, and what it must be worth."""
+    """Drafts that R requests could have verified, and what they must be worth."""
 
     blocks: Floats
-    """Survival of the blocks of those who were drafted, [D, w]."""
+    """Worth of the blocks of requests that were drafted, [D, w]."""
     drafted: Bools
-    """Who they are, [R]."""
+    """Requests that were drafted, [R]."""
     limits: Ints
     """Drafts of each block that can be verified, [R]."""
     texts: Floats
-    """Survival of what the text of each predicts, [R, F]; of nobody, [0, F]."""
+    """Worth of what the text of each predicts, [R, F]; [0, F]: texts predict nothing."""
     context_lens: Ints
     """Tokens of context of each, [R]."""
     price: float
-    """Expected tokens a second is worth."""
+    """Worth that one more second must bring (`objective.price_of`)."""
     row_worth: float
-    """Tokens that the time of one more row is worth."""
+    """Worth that the time of one more row must bring."""
     min_verified: int
-    """Drafts of a block to verify whatever they seem worth."""
+    """Drafts of a block to verify, however little they seem worth."""
     is_probe: bool
-    """Whether those who were drafted verify their blocks in any case."""
+    """Whether requests that were drafted verify their blocks in any case."""
 
 
 @compiled
 def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> Ints:
-    """How many of each request's drafts to verify: exact.
+    """Return how many of each request's drafts to verify; the result is exact.
 
-    Maximises `sum(worth) - price * seconds[count]` over all lengths. With price the best rate that
-    can be had (tokens per second), this attains it (Dinkelbach's rule for ratios), and what was
+    Maximises `sum(worth) - price * seconds[count]` over all lengths. If the price is the best rate
+    that can be had (tokens per second), this reaches it (Dinkelbach's rule for ratios); what was
     already spent on drafting is sunk. A draft is never worth more than the one before it, so the
     best n are the n that are worth most, and only n has to be searched.
 
     Args:
-        worth: of each draft: its survival, or less where it costs time of its own, [R, w].
+        worth: what each draft is worth, less the time that it takes by itself, [R, w].
         limits: drafts of each request that can be verified, [R].
-        seconds: time of a step that verifies 0 to C = sum(limits) of them, [C + 1].
-        price: expected tokens a second is worth.
+        seconds: time of a step that verifies 0 to C = sum(limits) drafts, [C + 1].
+        price: expected tokens that a second is worth.
 
     Returns:
         Lengths, [R].
@@ -239,7 +246,7 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
     lengths, order = np.zeros(num_requests, np.int64), np.zeros(most, np.int64)
     total, best, count = 0.0, -price * seconds[0], 0
     for number in range(most):
-        next_one = -1  # of the requests, the first one whose next draft is worth most
+        next_one = -1  # the first request whose next draft is worth most
         for request in range(num_requests):
             length = lengths[request]
             if length < limits[request] and (
@@ -259,14 +266,14 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
 
 @compiled
 def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
-    """Take what is worth more of each request's block and text, and cut it where it is not.
+    """Take each request's block or text, whichever is worth more, and cut it to what pays.
 
     Args:
         records: costs, [1].
-        drafts: of R requests.
+        drafts: drafts of R requests.
 
     Returns:
-        How many drafts of its block each is to have verified, and of its text, [R]; one of the two.
+        How many drafts of each request's block to verify, and of its text, [R]; one of them is 0.
     """
     costs, num_requests, block, most = records[0], len(drafts.drafted), 0, 0
     price, row_worth = drafts.price, drafts.row_worth
@@ -276,19 +283,19 @@ def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
     for request in range(num_requests):
         text_value = block_value = 0.0
         if len(drafts.texts):
-            for survival in drafts.texts[request]:
-                limits[request] += survival > 0.0
-                text_value += max(survival - row_worth, 0.0)
+            for draft in drafts.texts[request]:
+                limits[request] += draft > 0.0
+                text_value += max(draft - row_worth, 0.0)
         from_text[request] = limits[request] > 0
         curve = drafts.texts[request] if from_text[request] else worth[request]
         if drafts.drafted[request]:
             usable = min(drafts.limits[request], drafts.blocks.shape[1])
-            for survival in drafts.blocks[block, :usable]:
-                block_value += max(survival - row_worth, 0.0)
+            for draft in drafts.blocks[block, :usable]:
+                block_value += max(draft - row_worth, 0.0)
             if drafts.is_probe or not from_text[request] or text_value <= block_value:
                 curve, limits[request], from_text[request] = drafts.blocks[block], usable, False
             block += 1
-        # What attention takes for a draft is its own; all else depends on how many there are.
+        # Attention's time is each draft's own; all else depends on how many drafts there are.
         reading = price * costs.attention[1] * drafts.context_lens[request]
         for position in range(limits[request]):
             worth[request, position] = curve[position] - reading

@@ -1,8 +1,8 @@
-"""The one record of a step: made when the target's output is there, and handed on.
+"""The record of one step: made when the target's output is there, and handed on.
 
-Whoever drafts makes it and measures times, the planner reads it and decides, statistics count it.
-Whoever learns something writes it here. On V1 the proposer makes steps; on V2 the schedulers do, to
-learn from, and the workers, to count; and so do the simulated engines of the tests.
+The part that drafts makes it and measures times, the planner reads it and decides, statistics count
+it. Each part writes what it learns here. On V1 the proposer makes steps. On V2 the schedulers make
+them to learn from, and the workers to count. The simulated engines of the tests make them, too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Plan:
     """What to draft in a step of R requests."""
 
     drafted: Bools
-    """[R]."""
+    """Requests to draft, [R]."""
     width: int
     """Tokens to draft for each of them; 0 if there are none."""
     price: float
-    """Tokens a second is worth: the best rate to be had."""
+    """Worth that one more second must bring (`objective.price_of`)."""
     speedup: float
-    """Expected rate against plain decoding."""
+    """Expected rate relative to plain decoding."""
     is_probe: bool = False
     min_verified: int = 0
-    """Drafts to verify of each request whatever they seem worth."""
+    """Drafts of each request to verify, however little they seem worth."""
     skip_steps: int = 0
-    """Steps to come for which nobody need be asked again, as long as the batch stays the same."""
+    """Next steps that need no new plan, as long as the batch stays the same."""
     uses_text: bool = False
     """Whether drafts that the text predicts may be worth it."""
 
@@ -48,7 +48,7 @@ class Plan:
         speedup: float = 1.0,
         uses_text: bool = False,
     ) -> Plan:
-        """The drafter does not run."""
+        """Make a plan in which the drafter does not run."""
         nobody = np.zeros(num_requests, dtype=bool)
         return cls(nobody, 0, price, speedup, skip_steps=skip_steps, uses_text=uses_text)
 
@@ -59,15 +59,15 @@ class Predicted(NamedTuple):
     lengths: Ints
     """Tokens that the text predicts, [R]."""
     matches: Ints
-    """Tokens that stood there before, as they do now, [R]."""
+    """Tokens of the match, [R]."""
     known: Ints
-    """Tokens that were predicted last and have a true one by now, [R]."""
+    """Tokens of the last prediction whose true token is known by now, [R]."""
     came_true: Ints
     """Those that were right, up to the first wrong one, [R]."""
 
 
 NOBODY, BLOCK, TEXT = 0, 1, 2
-"""What produced a request's drafts; placeholders of vLLM's come from nobody."""
+"""What produced a request's drafts; placeholders of vLLM's count as `NOBODY`."""
 
 
 class Outcomes(NamedTuple):
@@ -78,44 +78,43 @@ class Outcomes(NamedTuple):
     admitted: Ints
     """Drafts that were verified, [R]."""
     matches: Ints
-    """Tokens that stood before, of the last look-up, [R]."""
+    """Tokens of the match in the last look-up, [R]."""
     text_lengths: Ints
-    """Tokens that it predicted, [R]."""
+    """Tokens that this look-up predicted, [R]."""
     known: Ints
-    """Those that have a true one by now, [R]."""
+    """Predicted tokens whose true token is known by now, [R]."""
     came_true: Ints
     """Those that were right, up to the first wrong one, [R]."""
     likeliest: Ints
-    """Drafts that were verified, without those of a tree that are not, like all before them, the
-    likeliest of their places, [R]."""
+    """Drafts that were verified; in a tree, only those on its chain of likeliest drafts, [R]."""
     accepted: Ints
-    """Those that were accepted, [R]."""
+    """Accepted drafts among those, [R]."""
     confidence: Floats
-    """The drafter's, in its last block; 0: there was none, or a draft was not finite, [R, K]."""
+    """The drafter's confidence in its last block; 0: no block, or not a finite draft, [R, K]."""
     if_cut: Ints
-    """Tokens that trees would have brought, had they been cut to the C sizes that there are, or to
-    what they were cut to; 0: it was no tree, [R, C]."""
+    """Tokens that trees would have yielded if cut to each of the C sizes there are, or to what they
+    were cut to; 0: not a tree, [R, C]."""
 
     @staticmethod
     def of(table: Floats, num_cuts: int = 0) -> Outcomes:
-        """The device's table, [R, 8 + C + K]; confidence below 0: a draft was not finite."""
+        """Read the device's table, [R, 8 + C + K]; confidence below 0: a draft was not finite."""
         table = np.maximum(table, 0.0)
         first = 8 + num_cuts
-        # Each field by itself in memory, or what learns from them is compiled anew.
+        # Each field is contiguous, because otherwise what learns from them is compiled anew.
         counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
         confidence, if_cut = table[:, first:].astype(np.float64), np.ascontiguousarray(counts[8:].T)
         return Outcomes._make([*counts[:8], confidence, if_cut])
 
 
 class Learned(NamedTuple):
-    """What workers are told now and then, copies."""
+    """Copies of what workers are told now and then."""
 
     costs: Records
     """Record of `StepCosts`, [1]."""
     block_rates: Floats
     """Acceptance by position and confidence, [K, knots]; see `Chances`."""
     text_rates: Floats
-    """The same of free drafts, [K, knots]."""
+    """The same for free drafts, [K, knots]."""
 
 
 class Work(NamedTuple):
@@ -130,20 +129,20 @@ class Work(NamedTuple):
     context: float
     """Tokens of context of all requests together."""
     draft_context: float
-    """Context of each verified draft's request, once for every draft."""
+    """Context of each verified draft's request, counted once for every draft."""
     draft_rows: float
     """Rows of blocks that were drafted."""
     num_blocks: int
     """Requests that were drafted."""
     block_context: float
-    """Context of these."""
+    """Tokens of context of these requests."""
     context_rows: float
-    """That were stored."""
+    """Context rows that were stored."""
     target_seconds: float
     draft_seconds: float
     context_seconds: float
     num_steps: int
-    """That it is the mean of."""
+    """Number of steps that it is the mean of."""
 
 
 class StepEstimate(NamedTuple):
@@ -153,7 +152,7 @@ class StepEstimate(NamedTuple):
     draft_seconds: float
     context_seconds: float
     plain_seconds: float
-    """What its requests would have taken for one token each without any drafts."""
+    """Seconds that its requests would have taken for one token each without any drafts."""
 
 
 def _nothing_yet() -> Ints:
@@ -167,22 +166,22 @@ class Step:
     ids: Sequence[str]
     """Ids of the requests, [R]."""
     produced: Ints
-    """Tokens each got, the bonus token included; 0 while it is in its prompt, [R]."""
+    """Tokens that each got, including the bonus token; 0 while it is in its prompt, [R]."""
     rows: int = 0
-    """Rows the target ran: prompt tokens, and for each decoding request one and its drafts."""
+    """Rows that the target ran: prompt tokens, and one and its drafts for each decoding request."""
     verified: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that the target verified, [R]."""
     verified_free: Ints = field(default_factory=_nothing_yet)
-    """Those of them that its text predicted, [R]."""
+    """Drafts among those that its text predicted, [R]."""
 
     limits: Ints = field(default_factory=_nothing_yet)
-    """Drafts each can use at most in the next step, [R]; after drafting, those that are finite."""
+    """Most drafts that each can use in the next step, [R]; after drafting, the finite ones."""
     predicted: Predicted | None = None
-    """What the text predicts, and what came of what it predicted before; None: nothing at all."""
+    """What the text predicts, and what became of its last prediction; None: nothing at all."""
     agreed: Ints = field(default_factory=_nothing_yet)
-    """First drafts of each, of those that were drafted, that the text predicts as well, [R]."""
+    """First drafts of each drafted request that the text predicts as well, [R]."""
     context_lens: Ints = field(default_factory=_nothing_yet)
-    """Tokens of context of each, where that is known, [R]."""
+    """Tokens of context of each, where known, [R]."""
     waiting: Ints = field(default_factory=_nothing_yet)
     """Context rows of each that must be stored before it can be drafted, [R]."""
     is_resting: bool = False
@@ -190,7 +189,7 @@ class Step:
     plan: Plan = field(default_factory=lambda: Plan.nothing(0))
     """What this step drafts."""
     could_draft: bool = False
-    """Whether anybody could have used a draft."""
+    """Whether any request could have used a draft."""
     lengths: Ints = field(default_factory=_nothing_yet)
     """Drafts of each that go on to be verified, [R]."""
     from_text: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
@@ -199,19 +198,19 @@ class Step:
     """Drafts thrown away because their logits were not finite."""
 
     draft_rows: int = 0
-    """Rows of the drafter's block forward that took part of its time; 0 where none did."""
+    """Rows of the drafter's block forward if the step's time includes one; otherwise 0."""
     draft_seconds: float = 0.0
     context_rows: int = 0
     """Context rows that were stored."""
     context_seconds: float = 0.0
     planning_seconds: float = 0.0
     seconds: float = 0.0
-    """From the end of the step before to the end of this one; 0 after a pause."""
+    """From the end of the previous step to the end of this one; 0 after a pause."""
     target_seconds: float = 0.0
-    """All of that but draft and context, of a step that only decoded, or the mean of several that
+    """`seconds` less draft and context, of a step that only decoded, or the mean of several that
     were alike; 0 where it is not known or tells nothing."""
     count: int = 1
-    """Steps that this one stands for: undrafted ones of the same batch, one after the other."""
+    """Steps that this one stands for: consecutive undrafted ones of the same batch."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -220,7 +219,7 @@ class Step:
 
     @property
     def num_requests(self) -> int:
-        """R."""
+        """Number of requests, R."""
         return len(self.ids)
 
     @property
@@ -235,7 +234,7 @@ class Step:
 
     @property
     def prompt_rows(self) -> int:
-        """Rows that belong to prompts, but for the one that yields a prompt's first token."""
+        """Rows that belong to prompts, except the one that yields a prompt's first token."""
         return self.rows - int(self.decoding.sum()) - int(self.verified.sum())
 
     @property
@@ -244,7 +243,7 @@ class Step:
         return len(self.ids) > 0 and self.prompt_rows == 0 and bool(self.decoding.all())
 
     def work(self) -> Work:
-        """Summed up over its requests."""
+        """Return the step's work, summed over its requests."""
         lens, drafted = self.context_lens, self.plan.drafted
         return Work(
             len(lens),
@@ -263,7 +262,7 @@ class Step:
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
-        """Add what runs inside to the seconds of `draft`, `context` or `planning`."""
+        """Add the time of what runs inside to the seconds of `draft`, `context` or `planning`."""
         name = f"{part}_seconds"
         started = time.perf_counter()
         try:
@@ -276,7 +275,7 @@ NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
 class RequestRows:
-    """A row number for every running request, so that what is known of them can be arrays."""
+    """Row numbers of running requests, so that what is known about them can be arrays."""
 
     def __init__(self, num_rows: int) -> None:
         self._row_of: dict[str, int] = {}
@@ -284,7 +283,7 @@ class RequestRows:
         self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
 
     def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
-        """Rows of the requests in the batch, [R], and which of those rows are new requests'.
+        """Return rows of the requests in the batch, [R], and which of those rows are new requests'.
 
         Requests that are not in the batch lose their rows when rows run out.
         """

@@ -1,12 +1,12 @@
-"""Free drafts: a request's last tokens stood somewhere before, and what followed them may again.
+"""Free drafts: where a request's last tokens occurred before, what followed may follow again.
 
-No forward pass makes them (prompt look-up; suffix decoding, arXiv 2411.04975). They are looked up
-in the request's own text and, if asked for, in what was written for others lately.
+They need no forward pass (prompt look-up; suffix decoding, arXiv 2411.04975). They are looked up in
+the request's own text and, if asked for, in what was written for other requests lately.
 
-A text's index grows with it: each place knows the one before it that ends with the same two tokens,
-or with two that share their bucket. So a look-up compares a few places, the last ones, however long
-the text is, and a text that was written to be slow to search is not. Of those that match longest
-the last one counts.
+A text's index grows with it: each place knows the previous one that ends with the same two tokens,
+or with two that share their bucket. So a look-up compares only the last few places, however long
+the text is, and a text that was written to be slow to search is not. The longest match counts; of
+equally long ones, the last.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.step import NO_ROWS, Predicted, RequestRows
 
 SHORTEST, LONGEST = 2, 32
-"""Tokens of a match. A longer one is no surer."""
+"""Shortest and longest match, in tokens. A longer one is no surer."""
 MOST_PLACES = 64
-"""That a look-up in a text compares."""
+"""Most places that a look-up in a text compares."""
 BUCKETS, PAIR_FACTOR = 4096, 40503
-"""Buckets for pairs of tokens in a text's index: the first one times the factor, and the second."""
+"""Buckets for pairs of tokens in a text's index: the first times the factor, plus the second."""
 
 
 @compiled
 def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> None:
-    """Add a stretch of a text to its index; places count from 1, so that 0 is none.
+    """Add a stretch of a text to its index; places count from 1, so that 0 means none.
 
     Args:
         newest: last place that ends with a pair of each bucket, [BUCKETS].
-        before: for each place the one before it in its bucket, [longest text].
-        text: [longest text].
-        start: tokens that are in the index already.
-        end: tokens that are to be.
+        before: for each place, the previous one in its bucket, [longest text].
+        text: tokens of the text, [longest text].
+        start: number of tokens that are already in the index.
+        end: number of tokens that will be.
     """
     for place in range(max(start, 1), end):
         bucket = (text[place - 1] * PAIR_FACTOR + text[place]) % BUCKETS
@@ -47,14 +47,14 @@ def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> Non
 
 @compiled
 def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) -> tuple[int, int]:
-    """Tokens of a text that match the last ones wanted, and where in it stands what followed them.
+    """Return how many last tokens of `wanted` a text matches, and where in it what followed is.
 
     Args:
-        before: of its index.
-        text: [longest text].
-        place: the last one that may match, from 0; less than 0 if there is none.
+        before: see `take_in`.
+        text: tokens of the text, [longest text].
+        place: the last place that may match, from 0; less than 0 if there is none.
         wanted: a text, the same or another one.
-        end: tokens it has.
+        end: number of tokens in `wanted`.
     """
     best, start = 0, 0
     for _ in range(MOST_PLACES):
@@ -72,34 +72,34 @@ def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) 
 
 
 CAPACITY = 65536
-"""Tokens that are kept; half a megabyte. When they are full, the older half goes."""
+"""Tokens that are kept; half a megabyte. When they are full, the older half is dropped."""
 SHORTEST_RECENT = 4
-"""Tokens of a match. Two or three in a row are soon found in somebody else's text, too."""
+"""Shortest match, in tokens. Two or three in a row soon occur in another request's text, too."""
 END = -1
-"""Behind each output, so that none is taken to go on with the next one."""
+"""Ends each output, so that it is not continued with the next one."""
 
 
 class RecentOutputs(NamedTuple):
-    """One text of what was written for requests that ended lately, with its index; without room,
-    [0], nothing is kept. All that the target wrote: also behind a stop, where nothing goes out, and
-    for who has hung up."""
+    """One text of the outputs of requests that ended lately, with its index; without room, [0],
+    nothing is kept. It holds all that the target wrote: also after a stop, where nothing is sent,
+    and for clients that have disconnected."""
 
     text: Ints
-    """[CAPACITY]."""
+    """Tokens, [CAPACITY]."""
     newest: Ints
     before: Ints
     length: Ints
-    """Tokens in it, [1]."""
+    """Number of tokens in it, [1]."""
 
     @classmethod
     def empty(cls, capacity: int) -> RecentOutputs:
-        """With room for so many tokens."""
+        """Make one with room for `capacity` tokens."""
         text, before = np.zeros((2, capacity), np.int32)
         return cls(text, np.zeros(BUCKETS, np.int32), before, np.zeros(1, np.int64))
 
 
 def remember(recent: RecentOutputs, output: Ints) -> None:
-    """Add an output; of one that is longer than half the room, its first tokens."""
+    """Add an output; if it is longer than half the room, add only its first tokens."""
     text, newest, before, length = recent
     half, end = len(text) // 2, int(length[0])
     size = min(len(output), half - 1)
@@ -118,7 +118,8 @@ def remember(recent: RecentOutputs, output: Ints) -> None:
 
 @compiled
 def look_up_recent(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, int]:
-    """Tokens that match the last ones of a text of so many, and where what followed them is."""
+    """Return how many last tokens of a text match, and where in `recent` what followed them is;
+    `end`: number of tokens in the text."""
     if not recent.length[0] or end < SHORTEST_RECENT:
         return 0, 0
     place = recent.newest[(wanted[end - 2] * PAIR_FACTOR + wanted[end - 1]) % BUCKETS] - 1
@@ -132,27 +133,27 @@ class TextIndex(NamedTuple):
     """Index of every request's text, by row."""
 
     newest: Ints
-    """[rows, BUCKETS]."""
+    """See `take_in`, [rows, BUCKETS]."""
     before: Ints
-    """[rows, longest text]."""
+    """See `take_in`, [rows, longest text]."""
     read: Ints
     """Tokens that are in the index, [rows]."""
     output: Ints
     """Where the newest part of the request's output begins, [rows]."""
     predicted: Ints
-    """What was predicted last, [rows, F]."""
+    """The last prediction, [rows, F]."""
     length: Ints
     """Prediction lengths, [rows]."""
 
     def forget(self, rows: Ints) -> None:
-        """They are other requests' from now on."""
+        """Reset rows that now belong to other requests."""
         self.newest[rows] = 0
         self.read[rows] = self.length[rows] = 0
 
 
 @compiled
 def append_tokens(texts: Ints, context_lens: Ints, sampled: Ints, produced: Ints) -> None:
-    """Write the tokens of a step behind the texts of R requests, [R, most of any]; see
+    """Append the tokens of a step, [R, most of any], to the texts of R requests; see
     `SuffixMatches.look_up`."""
     for request in range(len(produced)):
         start = context_lens[request] + 1 - produced[request]
@@ -164,14 +165,14 @@ def append_tokens(texts: Ints, context_lens: Ints, sampled: Ints, produced: Ints
 def look_up(
     index: TextIndex, recent: RecentOutputs, texts: Ints, requests: Ints, most: int
 ) -> Predicted:
-    """Take in the tokens of a step, and see what was and what is predicted.
+    """Take in the tokens of a step, check the last prediction, and make the next one.
 
     Args:
-        index: of the texts.
-        recent: what others were answered.
+        index: index of the texts.
+        recent: recent outputs of other requests.
         texts: see `SuffixMatches.look_up`.
-        requests: their rows in the index, and the rest of what is asked of each there:
-            `context_lens`, `produced`, `limits`, [4, R].
+        requests: rows in the index, `context_lens`, `produced` and `limits` of the requests; see
+            there, [4, R].
         most: see there.
     """
     rows, context_lens, produced, limits = requests
@@ -192,7 +193,7 @@ def look_up(
             index.output[row] = end
         end += produced[request]
         newest, before = index.newest[row], index.before[row]
-        if end < index.read[row]:  # another text than it was
+        if end < index.read[row]:  # a different text than before
             index.read[row] = 0
             for bucket in range(BUCKETS):
                 newest[bucket] = 0
@@ -200,11 +201,11 @@ def look_up(
             continue
         take_in(newest, before, text, index.read[row], end)
         index.read[row] = end
-        # One token behind the drafts is the target's own; see `block_layout.draft_limits`.
+        # One token after the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)
         match, start = longest_match(before, text, before[end - 1] - 1, text, end)
         other, other_start = look_up_recent(recent, text, end)
-        left = 0  # of the other's answer
+        left = 0  # tokens left of the other request's output
         while other > match and left < room and recent.text[other_start + left] != END:
             left += 1
         if left and (left == room or match < SHORTEST):
@@ -225,13 +226,13 @@ class SuffixMatches:
     def __init__(
         self, max_requests: int, max_tokens: int, most: int, *, shares_outputs: bool = False
     ) -> None:
-        """For so many requests at a time.
+        """Make room for `max_requests` requests at a time.
 
         Args:
-            max_requests: of a batch.
-            max_tokens: of a text.
-            most: drafts of each at most (F).
-            shares_outputs: whether to look them up in others' outputs as well.
+            max_requests: most requests of a batch.
+            max_tokens: most tokens of a text.
+            most: most drafts of each request (F).
+            shares_outputs: whether to look up drafts in other requests' outputs as well.
         """
         # Twice the batch: requests that wait to be run again keep their index.
         num_rows = 2 * max_requests
@@ -257,15 +258,15 @@ class SuffixMatches:
         limits: Ints,
         most: int,
     ) -> Predicted:
-        """What became of the last look-up, and what is predicted now.
+        """Return what became of the last look-up, and what is predicted now.
 
         Args:
-            ids: of the requests, [R].
-            texts: of these, [R or more, longest text].
-            context_lens: tokens of each before its newest one, [R].
-            produced: how many each got, [R].
-            limits: tokens that each may come to, [R].
-            most: drafts of each at most, in this step.
+            ids: ids of the requests, [R].
+            texts: texts of these requests, [R or more, longest text].
+            context_lens: tokens of each text before its newest one, [R].
+            produced: tokens that each request got, [R].
+            limits: most tokens that each text may reach, [R].
+            most: most drafts of each request in this step.
         """
         rows, fresh = self._requests.of(ids)
         if len(fresh):
@@ -275,14 +276,14 @@ class SuffixMatches:
         return look_up(self._index, self._recent, texts, requests, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
-        """The first tokens of what the last look-up predicted for a request of the batch."""
+        """Return the first tokens of what the last look-up predicted for a request of the batch."""
         return self._index.predicted[self._rows[request], :length].tolist()
 
     def end(self, ids: Collection[str], texts: Ints) -> None:
-        """Requests of the last batch have ended: forget them, and remember what was written.
+        """Forget requests of the last batch that have ended, and remember what was written.
 
         Args:
-            ids: of these, and of others.
+            ids: ids of requests that have ended; may include others.
             texts: as they were at the last look-up.
         """
         for request, name in enumerate(self._ids):

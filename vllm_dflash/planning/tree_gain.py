@@ -1,8 +1,8 @@
-"""Whether blocks are worth trees, and of which size: what those bring over chains, learned.
+"""Learns whether trees pay over chains, and of which size.
 
-A tree holds the chain of likeliest drafts, so each step that verifies trees tells what a chain
-would have brought of it, whatever the drafter thought. Its first nodes are the tree that it would
-have been with fewer, so the step tells what all smaller trees would have brought, too.
+A tree holds the chain of likeliest drafts. So each step that verifies trees tells what a chain
+would have yielded, whatever the drafter thought. Its first nodes are the tree that it would have
+been with fewer, so the step also tells what all smaller trees would have yielded.
 """
 
 from __future__ import annotations
@@ -12,35 +12,36 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.objective import rate_of
 from vllm_dflash.planning.step import Outcomes
 
 HOPED = 1.25
-"""Accepted drafts of a tree for one of its chain, before any is known. Trees that do not pay at
-that are not tried."""
+"""Accepted drafts of a tree for each one of its chain, assumed before any is known. Trees that do
+not pay at that ratio are not tried."""
 HOPED_TOKENS = 50.0
-"""Accepted drafts that the hope is worth."""
+"""Accepted drafts that this assumption is worth."""
 MEMORY = 0.999
-"""Left of what was accepted, a draft later."""
+"""What is left of earlier counts after one more accepted draft."""
 FORGETTING = 0.998
-"""The same, a step without trees of a size later: they are tried again one day."""
+"""The same, after a step without trees of a size: they are tried again one day."""
 
 
 class TreeGain:
-    """What draft trees of an engine gain."""
+    """What draft trees of an engine gain over chains."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """For trees of S sizes, ascending: nodes of each."""
+        """Learn about trees of S sizes: number of nodes of each, ascending."""
         self.sizes = np.array(sizes)
         self._chains, self._trees = np.zeros((2, len(sizes)))
 
     @property
     def ratios(self) -> Floats:
-        """Accepted drafts of trees of each size for one of a whole chain, [S]."""
+        """Accepted drafts of trees of each size for each one of a whole chain, [S]."""
         return (self._trees + HOPED * HOPED_TOKENS) / (self._chains + HOPED_TOKENS)
 
     def observe(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:
-        """What was accepted of R requests' drafts, [R], and what is expected of the chains in trees
-        behind what was verified of them, [R]."""
+        """Learn from R requests: their accepted drafts, [R], and what is expected of the trees'
+        chains after the drafts that were verified, [R]."""
         if_cut = outcomes.if_cut[:, : len(self.sizes) - 1] - 1
         of_trees = np.column_stack([if_cut, accepted])  # [R, S]
         had_trees = outcomes.if_cut[:, :1] > 0
@@ -51,15 +52,18 @@ class TreeGain:
         self._chains = left * self._chains + chains
         self._trees = left * self._trees + trees
 
-    def best(self, count: int, promise: float, seconds: Floats, rate: float) -> int | None:
-        """Which size brings a step of R requests most tokens a second; None: chains do.
+    def best(
+        self, count: int, promise: float, seconds: Floats, rate: float, *, fair: bool = False
+    ) -> int | None:
+        """Return which size has the best rate in a step; None: chains have.
 
         Args:
-            count: R.
-            promise: accepted drafts that whole chains would bring.
-            seconds: that the step takes with trees of each size, [S].
-            rate: tokens a second of the best step with chains.
+            count: requests in the step, R.
+            promise: worth of whole chains.
+            seconds: time of the step with trees of each size, [S].
+            rate: rate of the best step with chains.
+            fair: the objective; see `objective`.
         """
-        rates = (count + promise * self.ratios) / seconds
+        rates = rate_of(count, promise * self.ratios, seconds, fair)
         best = int(rates.argmax())
         return best if rates[best] > rate else None

@@ -174,6 +174,7 @@ OWN = {
     "objective": "fair",
     "require": False,
     "draft-tree": 3,
+    "draft_window": 64,
 }
 
 

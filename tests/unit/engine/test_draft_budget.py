@@ -78,7 +78,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the number was asked for; it is always 5."""
     seen: list[Any] = []
 
-    def best(*what: Any) -> int:
+    def best(*what: Any, **_: Any) -> int:
         seen.append(what)
         return 5
 
@@ -200,7 +200,7 @@ def test_how_a_budget_is_split_is_compiled_beforehand(
 ) -> None:
     """For few requests, and for the most there can be."""
     seen: list[list[int]] = []
-    monkeypatch.setattr(module, "split", lambda _, slots, *__: seen.append(slots.tolist()))
+    monkeypatch.setattr(module, "split", lambda _, slots, *__, **___: seen.append(slots.tolist()))
     budget = bare()
     budget._confidence_probs = torch.full((slots, K), 0.5)
     budget._cu_num_logits = budget.query_start_loc = None

@@ -41,7 +41,7 @@ def log_active(options: Mode) -> None:
         " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
         __version__,
         drafter.model,
-        options.draft_length,
+        f"{options.draft_length}, fair" if options.is_fair else options.draft_length,
         "up to " if options.is_planned else "",
         width,
         f"; with {longer} {most}, vLLM's num_spec_tokens" if most > width else "",

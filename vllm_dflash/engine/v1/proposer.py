@@ -138,11 +138,14 @@ class PlannedProposer(DFlashProposer):
     def adapt_lengths(self, costs: StepCosts) -> Planner:
         """Start planning draft lengths from these costs. Returns the planner."""
         host, most_free, shares = self.host, self.most_free, self.options.shares_outputs
-        planner = Planner(self.width, self.max_batch_size, costs, most_free=most_free)
+        sizes, fair = (self.width, self.max_batch_size), self.options.is_fair
+        planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
         host.policy = planner
         if most_free:
-            sizes = self.max_batch_size, self.runner.max_model_len, most_free
-            host.texts = SuffixMatches(*sizes, shares_outputs=shares)
+            longest = self.runner.max_model_len
+            host.texts = SuffixMatches(
+                self.max_batch_size, longest, most_free, shares_outputs=shares
+            )
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.

@@ -1,4 +1,4 @@
-"""Splits a budget of drafts among a batch's requests on the device: the likeliest are admitted."""
+"""Splits a budget of drafts among a batch's requests on the device, by what drafts are worth."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def _split(  # type: ignore[no-untyped-def]
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     BONUS: tl.constexpr,
+    FAIR: tl.constexpr,
     SLOTS: tl.constexpr,
     PADDED_SLOTS: tl.constexpr,
     PADDED_REQUESTS: tl.constexpr,
@@ -33,17 +34,20 @@ def _split(  # type: ignore[no-untyped-def]
     others = tl.load(rows + num_requests + request, mask=is_request, other=0)
     is_draft = draft < tl.minimum(drafts, K)[:, None]
     chance = tl.load(chances + slot[:, None] * K + draft, mask=is_draft, other=1.0)
+    worth = tl.cumprod(chance, axis=1)
+    if FAIR:  # `planning.objective.worth_of`
+        tokens = 1.0 + tl.cumsum(worth, axis=1)
+        worth = tl.log(tokens / (tokens - worth))
     # Floats from 0 to 1 sort in the order of their bits.
-    survival = tl.cumprod(chance, axis=1).to(tl.int32, bitcast=True)
-    survival = tl.where(is_draft, survival, -1)
-    least = tl.full([], 0, tl.int32)  # survival of the last admitted draft, found bit by bit
+    worth = tl.where(is_draft, worth.to(tl.int32, bitcast=True), -1)
+    least = tl.full([], 0, tl.int32)  # worth of the last admitted draft, found bit by bit
     for each in range(30):
         higher = least | (1 << (29 - each))
-        is_enough = tl.sum(tl.sum((survival >= higher).to(tl.int32), axis=1), axis=0) >= budget
+        is_enough = tl.sum(tl.sum((worth >= higher).to(tl.int32), axis=1), axis=0) >= budget
         least = tl.where(is_enough, higher, least)
-    admitted = tl.sum((survival > least).to(tl.int32), axis=1)
-    # Drafts as likely as the last admitted one: the first requests' go first.
-    alike = tl.sum((survival == least).to(tl.int32), axis=1)
+    admitted = tl.sum((worth > least).to(tl.int32), axis=1)
+    # Drafts worth as much as the last admitted one: the first requests' go first.
+    alike = tl.sum((worth == least).to(tl.int32), axis=1)
     left = budget - tl.sum(admitted, axis=0) - (tl.cumsum(alike, axis=0) - alike)
     admitted += tl.minimum(tl.maximum(left, 0), alike)
 
@@ -66,6 +70,8 @@ def split(
     bonus: int,
     logit_ends: torch.Tensor,
     row_ends: torch.Tensor,
+    *,
+    fair: bool = False,
 ) -> None:
     """Admit as many drafts of R requests as the budget allows.
 
@@ -77,6 +83,7 @@ def split(
         bonus: logits of each request besides its drafts'.
         logit_ends: out: 0, then the end of each request's logits, [S + 1] int32.
         row_ends: out: the same for rows; after the batch, the total number, [S + 1] int32.
+        fair: whether a draft is worth what it adds to its own request's speed.
     """
     num_slots, width = chances.shape
     count = len(slots)
@@ -93,6 +100,7 @@ def split(
         K=width,
         PADDED_K=padded_width,
         BONUS=bonus,
+        FAIR=fair,
         SLOTS=num_slots,
         PADDED_SLOTS=next_power_of_2(num_slots + 1),
         PADDED_REQUESTS=requests,

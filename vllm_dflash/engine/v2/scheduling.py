@@ -67,7 +67,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self.max_num_active_reqs = min(most, mode.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(mode.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
-        self.planner = AheadPlanner(width, self.vllm_config.scheduler_config.max_num_seqs)
+        most = self.vllm_config.scheduler_config.max_num_seqs
+        self.planner = AheadPlanner(width, most, fair=mode.is_fair)
         """Started by the workers' facts, unless draft lengths are fixed."""
         self._is_fixed = not mode.is_planned
         if not self._is_fixed:
@@ -186,7 +187,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         if self.planner.trims or not self.planner.is_started:
             return of_trees[-1]
         seconds = self.planner.seconds(of_trees, context)
-        best = self._tree_gain.best(len(context), ahead.promise, seconds, ahead.rate)
+        chains = len(context), ahead.promise, seconds, ahead.rate
+        best = self._tree_gain.best(*chains, fair=self.planner.fair)
         return ahead.lengths if best is None else of_trees[best]
 
     def _can_use_drafts(self, names: list[str], context_lens: list[int]) -> bool:

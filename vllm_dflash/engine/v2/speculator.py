@@ -84,7 +84,10 @@ class PlannedSpeculator(LoadedSpeculator):
         the kernels that run between graphs, so that no request waits for them."""
         if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(
-                runner.adaptive_verification, self.num_speculative_steps, runner.output_copy_stream
+                runner.adaptive_verification,
+                self.num_speculative_steps,
+                runner.output_copy_stream,
+                fair=self.options.is_fair,
             )
             self.budget.warm_up()
             runner.adaptive_verification = self.budget

@@ -144,6 +144,8 @@ class DraftBudget(AdaptiveVerificationManager):
     directions = Directions(runs_block=False)
     """Directions for the current step."""
     recent: RecentChances
+    fair: bool
+    """Whether lengths are planned for each request's speed; see `planning.objective`."""
     rows_of_block: int
     """1 + K."""
     _share = 1.0
@@ -163,12 +165,18 @@ class DraftBudget(AdaptiveVerificationManager):
 
     @classmethod
     def instead_of(
-        cls, whole: AdaptiveVerificationManager, width: int, copy_stream: torch.cuda.Stream
+        cls,
+        whole: AdaptiveVerificationManager,
+        width: int,
+        copy_stream: torch.cuda.Stream,
+        *,
+        fair: bool = False,
     ) -> DraftBudget:
         """Copy vLLM's manager, for blocks of K drafts; `copy_stream`: vLLM's stream for outputs."""
         budget = cls.__new__(cls)
         budget.__dict__.update(vars(whole))
-        budget.recent = RecentChances(whole.req_states.max_num_reqs, whole.num_speculative_steps)
+        sizes = whole.req_states.max_num_reqs, whole.num_speculative_steps
+        budget.recent, budget.fair = RecentChances(*sizes, fair=fair), fair
         budget.rows_of_block = 1 + width
         budget._began = np.full(whole.req_states.max_num_reqs, -3)
         budget._sent, budget._copy_stream = deque(), copy_stream
@@ -269,7 +277,8 @@ class DraftBudget(AdaptiveVerificationManager):
                 block_rows=self.directions.runs_block * count * self.rows_of_block,
             )
             scores, steps = self.recent.sample(slots[has_drafts], drafts[has_drafts])
-            return best_budget(self.costs, load, scores, steps, most, self._min_verified)
+            chosen = self.costs, load, scores, steps, most, self._min_verified
+            return best_budget(*chosen, fair=self.fair)
         return 0
 
     def reallocate_drafts(self, req_ids: list[str], idx_mapping: torch.Tensor) -> tuple[Any, ...]:
@@ -291,7 +300,8 @@ class DraftBudget(AdaptiveVerificationManager):
 
     def _split(self, slots: torch.Tensor, rows: torch.Tensor, budget: int) -> None:
         ends = self._cu_num_logits, self.query_start_loc
-        split(self._confidence_probs, slots, rows, budget, self.num_bonus_tokens, *ends)
+        batch = slots, rows, budget, self.num_bonus_tokens
+        split(self._confidence_probs, *batch, *ends, fair=self.fair)
 
     def warm_up(self) -> None:
         """Compile the split of a budget for few requests and for many, before any request waits."""

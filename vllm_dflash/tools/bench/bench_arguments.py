@@ -17,7 +17,7 @@ from vllm_dflash.tools.arguments import (
 )
 from vllm_dflash.tools.bench.bench_datasets import add_dataset
 from vllm_dflash.tools.bench.bench_plan import LOADS
-from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
+from vllm_dflash.tools.bench.sides import LOOK_UPS, OPTIONS
 from vllm_dflash.tools.demo_files import demo_folder
 
 FULL = {
@@ -71,11 +71,12 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     sides.add_argument(
         "--beside",
         nargs="+",
-        choices=(BLOCKS, *LOOK_UPS),
+        choices=(*OPTIONS, *LOOK_UPS),
         default=[],
         metavar="ENGINE",
-        help="additional engines: blocks (ours without free drafts), ngram and suffix (vLLM's"
-        " methods, which look up drafts in the text; suffix needs arctic-inference)",
+        help="additional engines: blocks (ours without free drafts), fair (ours with the"
+        " objective 'fair'), ngram and suffix (vLLM's methods, which look up drafts in the text;"
+        " suffix needs arctic-inference)",
     )
     about = "maximum tokens per request in every engine; raised by --context"
     add_number(sides, "--max-model-len", 1024, about)

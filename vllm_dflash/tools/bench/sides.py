@@ -22,7 +22,11 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
     "suffix": {},
 }
 """Settings of vLLM's look-up methods; suffix uses vLLM's defaults."""
-BLOCKS = "blocks"
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "blocks": ("ours, blocks only", {"free_drafts": "off"}),
+    "fair": ("ours, fair", {"objective": "fair"}),
+}
+"""Ours with other options: the side's name, and the options."""
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
 
@@ -72,7 +76,7 @@ def make_sides(
 ) -> list[Side]:
     """Make the sides: plain, native DFlash at each fixed K, ours, ours at each fixed K, others.
 
-    `beside`: `BLOCKS` (ours without free drafts) and methods in `LOOK_UPS`.
+    `beside`: names in `OPTIONS` and `LOOK_UPS`.
     """
     dflash: dict[str, Any] = {"method": "dflash", "model": drafter}
     sides = [Side(PLAIN, "plain", NO_PLUGIN, None)]
@@ -84,9 +88,9 @@ def make_sides(
         config = dflash | {"draft_length": "fixed", "num_speculative_tokens": k}
         sides.append(Side(f"ours K={k}", "ours fixed", PLUGIN, config))
     for name in beside:
-        if name == BLOCKS:
-            config = dflash | {"free_drafts": "off"}
-            sides.append(Side("ours, blocks only", "beside", PLUGIN, config))
+        if name in OPTIONS:
+            title, options = OPTIONS[name]
+            sides.append(Side(title, "beside", PLUGIN, dflash | options))
         else:
             sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
     return sides

@@ -1,0 +1,45 @@
+"""What draft lengths are planned for: the speed of the batch, or of each of its requests.
+
+    throughput    maximise the sum of the requests' speeds: tokens per second of the batch
+    fair          maximise their product (proportional fairness: Kelly, Maulloo, Tan 1998,
+                  doi:10.1057/palgrave.jors.2600523)
+
+Either way a step of R requests has a value per second, R times the mean of the requests' speeds:
+the arithmetic mean, or the geometric one. A request with C expected accepted drafts writes 1 + C
+tokens. So the worth of a draft is what it adds to C, or to log(1 + C). Both fall along a draft,
+since survival does, so the n drafts worth most are always prefixes of requests' drafts, and one
+search serves both.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numba.extending import register_jitable
+
+from vllm_dflash.planning import Floats
+
+Number = TypeVar("Number", float, Floats)
+
+
+def worth_of(survival: Floats, fair: bool) -> Floats:
+    """Worth of each draft, from the survival of a request's drafts, [..., K] both."""
+    if not fair:
+        return survival
+    tokens = 1.0 + survival.cumsum(axis=-1)
+    return np.log1p(survival / (tokens - survival))
+
+
+@register_jitable  # compiled where a compiled function calls it
+def rate_of(num_requests: int, worth: Number, seconds: Number, fair: bool) -> Number:
+    """Value per second of a step: tokens per second if all requests are equally fast."""
+    if fair:
+        return num_requests * np.exp(worth / num_requests) / seconds
+    return (num_requests + worth) / seconds
+
+
+@register_jitable
+def price_of(num_requests: int, rate: float, seconds: float, fair: bool) -> float:
+    """Worth that one more second must bring, in a step of this rate that takes so many seconds."""
+    return num_requests / seconds if fair else rate
