@@ -61,7 +61,7 @@ class Sources:
                 BLOCKS: (None, blocks),
                 PLAIN: (None, FixedLength(0)),
             }
-        most, host = drafter.options.most_free, drafter.host
+        most, host = drafter.mode.most_free, drafter.host
         drafter.most_free = min(int(side), most) if side.isdigit() else most
         host.texts, host.policy = self.sources[BOTH if side.isdigit() else side]
 

@@ -16,7 +16,7 @@ import numpy as np
 import vllm
 from transformers import AutoTokenizer
 
-from vllm_dflash.planning.texts import BUCKETS, CAPACITY, SuffixMatches, append_tokens
+from vllm_dflash.planning.texts import BUCKETS, CAPACITY, NgramIndex, append_tokens
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
@@ -35,7 +35,7 @@ def read_text(tokens: int) -> list[int]:
     return text[:tokens]
 
 
-def fill(matches: SuffixMatches, text: list[int], length: int) -> None:
+def fill(matches: NgramIndex, text: list[int], length: int) -> None:
     """Add outputs of `length` tokens until no more are remembered."""
     for number in range(CAPACITY // length):
         start = number * length % (len(text) - length + 1)
@@ -50,7 +50,7 @@ def measure(
 ) -> tuple[float, float, float]:
     """Return microseconds of a look-up: the mean, the 99th percentile, and the first."""
     tokens = context + STEPS + MOST
-    matches = SuffixMatches(num_requests, tokens, MOST, shares_outputs=shared)
+    matches = NgramIndex(num_requests, tokens, MOST, shares_outputs=shared)
     if shared:
         fill(matches, text, min(context, 1024))
     texts = np.zeros((num_requests, tokens), np.int32)

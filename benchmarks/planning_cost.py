@@ -41,9 +41,9 @@ class Switch:
     def let_draft(self, allowed: bool) -> None:
         """Follow plans, or plan without drafting."""
         from vllm_dflash.planning.planner import Planner
-        from vllm_dflash.planning.step import Plan, Step
+        from vllm_dflash.planning.step import Plan, StepRecord
 
-        def plan_for_nothing(planner: Planner, step: Step) -> Plan:
+        def plan_for_nothing(planner: Planner, step: StepRecord) -> Plan:
             Planner.plan(planner, step)
             return Plan.nothing(step.num_requests, skip_steps=7)
 

@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.prompts import read_prompts
 
@@ -38,7 +38,7 @@ WARM_UP = 128
 ROUNDS = 6
 
 
-def never(planner: Planner, step: Step) -> Plan:
+def never(planner: Planner, step: StepRecord) -> Plan:
     """A plan without drafts."""
     return Plan.nothing(step.num_requests, skip_steps=7)
 

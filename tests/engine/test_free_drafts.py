@@ -15,7 +15,7 @@ from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.texts import SHORTEST
 
 NEW_TOKENS = 48
@@ -116,7 +116,7 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
     policy = proposer.host.policy = ForcedTexts(proposer.width, whole=True)
     lengths, seen = policy.lengths, 0
 
-    def compared(step: Step, confidence: np.ndarray) -> np.ndarray:
+    def compared(step: StepRecord, confidence: np.ndarray) -> np.ndarray:
         nonlocal seen
         predicted, batch = step.predicted, proposer.runner.input_batch
         assert predicted is not None

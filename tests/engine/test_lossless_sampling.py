@@ -20,7 +20,7 @@ from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 SAMPLES, REQUESTS = 1500, 16
 NEW_TOKENS = 7
@@ -34,7 +34,7 @@ class PlannerByTheBook(Planner):
         costs = StepCosts.of(curve(verify), curve(draft), curve(CONTEXT_MS), REQUESTS)
         super().__init__(7, REQUESTS, costs, most_free=MOST_FREE_DRAFTS)
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: StepRecord) -> None:
         """Learn nothing."""
 
 

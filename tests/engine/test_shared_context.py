@@ -25,14 +25,14 @@ from support.engines import (
 from support.planner_world import steady_costs
 from vllm_dflash.engine.v1 import backlog as backlog_module
 from vllm_dflash.engine.v1.host_step import FixedLength
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 
 pytestmark = pytest.mark.engine
 NEW_TOKENS = 24
 
 
 class Never(FixedLength):
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         return Plan.nothing(step.num_requests)
 
 

@@ -15,7 +15,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import NOBODY, Step
+from vllm_dflash.planning.step import NOBODY, StepRecord
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 
@@ -43,7 +43,7 @@ class Ours:
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
         outcomes, names = verified.outcomes, scheduled.names
         source = np.where(scheduled.is_fresh, NOBODY, outcomes.source)
-        done = Step(names, verified.produced)
+        done = StepRecord(names, verified.produced)
         own = np.where(source == NOBODY, 0, outcomes.admitted)
         done.verified = own if self.planner.trims else scheduled.given
         done.rows = int(scheduled.others.sum() + done.verified.sum())

@@ -6,7 +6,7 @@ import numpy as np
 
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 
 
 class ForcedTexts(FixedLength):
@@ -21,7 +21,7 @@ class ForcedTexts(FixedLength):
         self._dice = np.random.default_rng(seed)
         self._whole = whole
 
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         uses_text = step.predicted is not None
         rests = self._whole or step.is_resting or self._dice.random() < 0.5
         drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.7)
@@ -31,7 +31,7 @@ class ForcedTexts(FixedLength):
         width = int(self._dice.integers(1, 1 + min(self.max_draft, step.limits[drafted].max())))
         return Plan(drafted, width, price=1.0, speedup=1.0, uses_text=uses_text)
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         lengths = super().lengths(step, confidence)
         if step.plan.uses_text and step.predicted is not None:
             predicted = step.predicted.lengths

@@ -7,7 +7,7 @@ import numpy as np
 from support.planner_world import straight
 from vllm_dflash.planning.costs import CURVE_RATE, StepCosts, correct_level
 from vllm_dflash.planning.curves import Curve, correct_curve
-from vllm_dflash.planning.step import Step, StepEstimate
+from vllm_dflash.planning.step import StepRecord, StepEstimate
 
 
 def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
@@ -15,7 +15,7 @@ def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE
     correct_curve(curve.records[0], float(count), float(seconds), rate)
 
 
-def estimate_of(costs: StepCosts, step: Step) -> StepEstimate:
+def estimate_of(costs: StepCosts, step: StepRecord) -> StepEstimate:
     """Return the estimate of a step that did as much as this one."""
     return StepCosts(costs.records.copy()).observe(step)
 

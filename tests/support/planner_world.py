@@ -11,7 +11,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Predicted, Step, StepEstimate
+from vllm_dflash.planning.step import Predicted, StepRecord, StepEstimate
 
 MAX_DRAFT, MOST_FREE = 7, 16
 VERIFY_MS = {
@@ -50,10 +50,10 @@ def profiled_costs(max_requests: int = 64) -> StepCosts:
     return StepCosts.of(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
 
 
-def step_of(ids: list[str], verified: Ints, accepted: Ints) -> Step:
+def step_of(ids: list[str], verified: Ints, accepted: Ints) -> StepRecord:
     """Return a step that only decodes and verified `verified` drafts of each request, [R]."""
     rows = len(ids) + int(np.sum(verified))
-    return Step(ids, 1 + np.asarray(accepted), rows, np.asarray(verified))
+    return StepRecord(ids, 1 + np.asarray(accepted), rows, np.asarray(verified))
 
 
 @dataclass
@@ -178,7 +178,7 @@ def rate_of(
 class SteadyCosts(StepCosts):
     """Costs that never change, however long the machine takes, so decisions repeat."""
 
-    def observe(self, step: Step) -> StepEstimate:
+    def observe(self, step: StepRecord) -> StepEstimate:
         return StepCosts(self.records.copy()).observe(step)
 
 

@@ -10,7 +10,7 @@ from support.planner_world import names, step_of, straight_costs
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.forecast import THRESHOLDS, Forecast, Summary
 from vllm_dflash.planning.planner import Planner, ProbeSchedule
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 EVERYBODY = np.array([-np.inf])
 """The least score of the only group."""
@@ -81,7 +81,7 @@ class ToldPlanner(Planner):
 
 def decoding(
     limits: list[int], waiting: list[int] | None = None, ids: list[str] | None = None
-) -> Step:
+) -> StepRecord:
     """Return an undrafted step of requests that can use `limits` drafts."""
     nothing = np.zeros(len(limits), dtype=int)
     step = step_of(ids or names(len(limits)), nothing, nothing)

@@ -10,7 +10,7 @@ import numpy as np
 from support.planner_world import steady_costs
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 
 
 class Erratic(FixedLength):
@@ -22,7 +22,7 @@ class Erratic(FixedLength):
         super().__init__(max_draft)
         self._dice = np.random.default_rng(seed)
 
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.8)
         width = int(self._dice.integers(0, self.max_draft + 1))
         if not width or not drafted.any():
@@ -30,7 +30,7 @@ class Erratic(FixedLength):
         width = min(width, int(step.limits[drafted].max()))
         return Plan(drafted, width, price=self._dice.random(), speedup=self._dice.random())
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         return self._dice.integers(0, super().lengths(step, confidence) + 1)
 
 
@@ -66,7 +66,7 @@ class Watched:
         plan, draft, propose = self.originals
 
         @functools.wraps(plan)
-        def _plan(step: Step) -> None:
+        def _plan(step: StepRecord) -> None:
             plan(step)
             agreed = step.plan
             numbers = (agreed.width, agreed.skip_steps, agreed.min_verified, agreed.is_probe)

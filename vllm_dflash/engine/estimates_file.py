@@ -51,7 +51,7 @@ def device_name() -> str:
 
 def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
     """All settings that estimates depend on: engines with equal keys can share a file."""
-    options = Mode.of(vllm_config)
+    mode = Mode.of(vllm_config)
     target, draft = vllm_config.model_config, vllm_config.speculative_config
     assert draft is not None
     return {
@@ -62,10 +62,10 @@ def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
         "quantization": str(target.quantization),
         "dtype": str(target.dtype),
         "enforce_eager": target.enforce_eager,
-        "drafter": options.drafter.model,
+        "drafter": mode.drafter.model,
         "drafter_revision": draft.revision,
         # Includes the runner, K, and the drafter's config.
-        "options": json.loads(replace(options, estimates_folder=None).to_json()),
+        "options": json.loads(replace(mode, estimates_folder=None).to_json()),
         "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
         "async_scheduling": bool(vllm_config.scheduler_config.async_scheduling),
@@ -89,11 +89,11 @@ class EstimatesFile:
 
         Rank 0 reads it for all ranks: other machines may not have the file.
         """
-        options = Mode.of(vllm_config)
-        if options.estimates_folder is None:
+        mode = Mode.of(vllm_config)
+        if mode.estimates_folder is None:
             return None
-        file = cls(options.estimates_folder, engine_key(vllm_config))
-        sizes = options.draft_width, vllm_config.scheduler_config.max_num_seqs
+        file = cls(mode.estimates_folder, engine_key(vllm_config))
+        sizes = mode.draft_width, vllm_config.scheduler_config.max_num_seqs
         is_first = get_tensor_model_parallel_rank() == 0
         return replace(file, recalled=from_rank_0(file.read(*sizes) if is_first else None))
 

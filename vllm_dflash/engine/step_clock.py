@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 
 class StepClock:
@@ -20,12 +20,12 @@ class StepClock:
         self._ended = 0.0
         self._ids: Sequence[str] = ()
         """Requests of the last step; empty after a pause."""
-        self._last: Step | None = None
+        self._last: StepRecord | None = None
         self._held = 0
         """Held steps, to be reported together with the next one of their kind."""
         self._held_seconds = 0.0
 
-    def finish(self, step: Step, *, hold: bool = False) -> Step | None:
+    def finish(self, step: StepRecord, *, hold: bool = False) -> StepRecord | None:
         """Write the seconds of a step that has just ended.
 
         Args:

@@ -82,16 +82,16 @@ class DraftingWorker(Worker):
         """Build the model runner, and replace vLLM's drafting code with ours."""
         check_vllm(self.seams)
         register_draft_model()  # hook 6
-        options = Mode.of(self.vllm_config)
-        if options.is_planned:
-            self._compiling = CompileAside(options.runner, starts=self.local_rank == 0)
+        mode = Mode.of(self.vllm_config)
+        if mode.is_planned:
+            self._compiling = CompileAside(mode.runner, starts=self.local_rank == 0)
         super().init_device()
         self.drafter = self.attach()
         if self.rank == 0:
-            log_active(options)
+            log_active(mode)
             tp_size = self.parallel_config.tensor_parallel_size
             if tp_size > 1:
-                about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
+                about = describe_ranks(mode.drafter, tp_size, mode.drafter_ranks)
                 logger().info("tensor parallelism: %s", about)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
@@ -111,9 +111,9 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        options = Mode.of(self.vllm_config)
+        mode = Mode.of(self.vllm_config)
         assert self._compiling is not None
-        self._compiling.finish(options.draft_width, options.most_free)
+        self._compiling.finish(mode.draft_width, mode.most_free)
         file = EstimatesFile.of(self.vllm_config)
         if file is not None and file.recalled is not None:
             costs, origin = file.recalled.costs, f"learned before, from {file.path}"
@@ -190,13 +190,13 @@ class DraftingWorker(Worker):
 
         Each rank returns its own. Read rank 0's: it decides for all ranks, from its own times.
         """
-        kind, options = type(self.drafter), Mode.of(self.vllm_config)
+        kind, mode = type(self.drafter), Mode.of(self.vllm_config)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,
-            "runner": options.runner,
+            "runner": mode.runner,
             "block_size": self.drafter.spec.block_size,
-            "draft_length": options.draft_length,
+            "draft_length": mode.draft_length,
             **self.drafter.statistics.to_dict(),
             **self.drafter.warm.to_dict(),
         }

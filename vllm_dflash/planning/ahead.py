@@ -30,7 +30,7 @@ from vllm_dflash.planning.planner import (
     LearningPlanner,
     ProbeSchedule,
 )
-from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, Step, StepEstimate
+from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepRecord, StepEstimate
 
 OLD_TOKENS = 24.0
 """Observations that all earlier ones count for once probes contradict them."""
@@ -204,7 +204,7 @@ class AheadPlanner(LearningPlanner):
             return None
         return Ahead(lengths, True, min_verified, True, chosen.rate, chosen.promise)
 
-    def observe(self, step: Step, outcomes: Outcomes | None) -> StepEstimate | None:
+    def observe(self, step: StepRecord, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and how long it took.
 
         Its `target_seconds`, where known, include the block of `draft_rows`, which cannot be timed
@@ -230,7 +230,7 @@ class AheadPlanner(LearningPlanner):
         alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
-    def _learn_blocks(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
+    def _learn_blocks(self, rows: Ints, step: StepRecord, outcomes: Outcomes, found: Floats) -> None:
         """Learn from requests that had a block; `found`: survival of texts' predictions, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]
@@ -254,7 +254,7 @@ class AheadPlanner(LearningPlanner):
             worth = int(accepted.sum()) * self.costs.plain(len(rows)) / len(rows)
             self.probes.refund(min(worth, self._probe_charge))
 
-    def _learn_texts(self, rows: Ints, step: Step, outcomes: Outcomes, found: Floats) -> None:
+    def _learn_texts(self, rows: Ints, step: StepRecord, outcomes: Outcomes, found: Floats) -> None:
         """Learn what became of the texts' predictions, and what to expect of those two steps from
         now; `found`: survival of what they predicted, [R, K]."""
         source, admitted, matches, lengths, known, came_true, *_ = outcomes

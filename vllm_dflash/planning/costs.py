@@ -21,7 +21,7 @@ from vllm_dflash.planning.curves import (
     correct_curve,
     seconds_at,
 )
-from vllm_dflash.planning.step import Step, StepEstimate, Work
+from vllm_dflash.planning.step import StepRecord, StepEstimate, Work
 
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
@@ -274,7 +274,7 @@ class StepCosts:
         """Return the seconds of drafting blocks with `rows` rows."""
         return block_seconds(self.records[0], float(rows), float(context))
 
-    def observe(self, step: Step) -> StepEstimate:
+    def observe(self, step: StepRecord) -> StepEstimate:
         """Learn from a measured step that only decoded. Returns what was expected of it."""
         return learn_costs(self.records, step.work())
 

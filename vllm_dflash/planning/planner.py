@@ -31,8 +31,8 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.objective import price_of, worth_of
-from vllm_dflash.planning.search import Batch, Choice, Drafts, best_step, choose_lengths
-from vllm_dflash.planning.step import Plan, RequestRows, Step, StepEstimate
+from vllm_dflash.planning.search import UndraftedBatch, Choice, OfferedDrafts, best_step, choose_lengths
+from vllm_dflash.planning.step import Plan, RequestRows, StepRecord, StepEstimate
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
@@ -158,7 +158,7 @@ class Planner(LearningPlanner):
         """Worth of what the text of each request of this step predicts, [R, F] or [0, F]."""
         self._row_seconds = 0.0
 
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         """Learn what became of the drafts that the step verified, then choose what to draft.
 
         Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `predicted`.
@@ -168,7 +168,7 @@ class Planner(LearningPlanner):
         self._text_curves = texts = self._expect_texts(rows, step)
         rests = step.is_resting or not step.limits.any()
         scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
-        batch = Batch(scores, step.limits, step.waiting, step.context_lens, texts)
+        batch = UndraftedBatch(scores, step.limits, step.waiting, step.context_lens, texts)
         most = 0 if rests else self.max_draft
         best = best_step(self.costs.records, batch, self.forecast.summary, most, self.fair)
         self._row_seconds = best.row_seconds
@@ -178,7 +178,7 @@ class Planner(LearningPlanner):
         resting = Plan.nothing(step.num_requests, price, speedup=speedup, uses_text=uses_text)
         return resting if rests else self._weigh(step, resting, best)
 
-    def _expect_texts(self, rows: Ints, step: Step) -> Floats:
+    def _expect_texts(self, rows: Ints, step: StepRecord) -> Floats:
         """Return the worth of what texts predict, [R, F]; [0, F] if they predict nothing."""
         predicted = step.predicted
         if predicted is None:
@@ -189,7 +189,7 @@ class Planner(LearningPlanner):
         curves = expect_texts(self.texts, rows, predicted.matches, predicted.lengths)
         return worth_of(curves, self.fair)
 
-    def _weigh(self, step: Step, resting: Plan, best: Choice) -> Plan:
+    def _weigh(self, step: StepRecord, resting: Plan, best: Choice) -> Plan:
         """Return the best choice if it pays, otherwise `resting`, and a probe from time to time."""
         rate, uses_text = best.rate, len(self._text_curves) > 0
         gain, speedup = rate / best.undrafted_rate, rate / best.plain_rate
@@ -215,7 +215,7 @@ class Planner(LearningPlanner):
             return replace(probe, drafted=best.drafted, width=best.width, min_verified=0)
         return probe
 
-    def _cheapest_probe(self, step: Step, resting: Plan) -> tuple[Plan, float]:
+    def _cheapest_probe(self, step: StepRecord, resting: Plan) -> tuple[Plan, float]:
         """Draft a few requests with little to catch up, in place of `resting`, to see what comes of
         it. Returns the plan and the seconds that it takes."""
         able, num_requests = np.flatnonzero(step.limits), step.num_requests
@@ -235,7 +235,7 @@ class Planner(LearningPlanner):
         )
         return plan, seconds
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         """Return how many drafts of each request to verify, [R]. Writes the step's `from_text`.
 
         Args:
@@ -256,7 +256,7 @@ class Planner(LearningPlanner):
                 matches = predicted.matches + AGREEMENT * step.agreed
                 found = expect_texts(self.texts, rows, matches, predicted.lengths)
                 texts = worth_of(found, self.fair)
-        drafts = Drafts(
+        drafts = OfferedDrafts(
             blocks=worth_of(curves, self.fair),
             drafted=plan.drafted,
             limits=step.limits,
@@ -273,7 +273,7 @@ class Planner(LearningPlanner):
         self.texts.num_verified[rows] = of_texts
         return of_blocks + of_texts
 
-    def observe(self, step: Step) -> StepEstimate | None:
+    def observe(self, step: StepRecord) -> StepEstimate | None:
         """Learn what a step was made of, and what it cost where that is known.
 
         Returns what it was expected to cost.

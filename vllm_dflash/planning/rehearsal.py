@@ -22,8 +22,8 @@ from vllm_dflash.planning.compiled import FOLDER
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, Step
-from vllm_dflash.planning.texts import SuffixMatches, append_tokens
+from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, StepRecord
+from vllm_dflash.planning.texts import NgramIndex, append_tokens
 
 CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always worth it, and of one that never is."""
@@ -66,7 +66,7 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
     for block_seconds in (CHEAP, DEAR):
         planner = Planner(max_draft, 2, _costs(block_seconds), most_free=most_free)
         texts = np.zeros((2, 64), np.int32)
-        matches = SuffixMatches(2, 64, most_free, shares_outputs=True)
+        matches = NgramIndex(2, 64, most_free, shares_outputs=True)
         for produced in (1, 2, 1):
             step = _step(produced)
             if most_free:
@@ -111,9 +111,9 @@ def _costs(block_seconds: float) -> StepCosts:
     return StepCosts.of(step, block, free, 2, Attention(block=1.0))
 
 
-def _step(produced: int) -> Step:
+def _step(produced: int) -> StepRecord:
     verified = np.full(2, produced - 1)
-    step = Step(["a", "b"], np.full(2, produced), 2 * produced, verified)
+    step = StepRecord(["a", "b"], np.full(2, produced), 2 * produced, verified)
     step.limits = np.full(2, 2)
     step.context_lens = np.array([0, 10])
     step.target_seconds = 1.0

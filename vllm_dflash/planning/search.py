@@ -22,7 +22,7 @@ CATCH_UP_STEPS = 64
 """Steps over which the cost of storing waiting context is spread."""
 
 
-class Batch(NamedTuple):
+class UndraftedBatch(NamedTuple):
     """R requests, none of which is drafted yet."""
 
     scores: Floats
@@ -76,7 +76,7 @@ def text_outcomes(texts: Floats) -> Floats:
 
 @compiled
 def drafted_groups(
-    costs: Record, batch: Batch, summary: Summary, price: float, row_seconds: float
+    costs: Record, batch: UndraftedBatch, summary: Summary, price: float, row_seconds: float
 ) -> Ints:
     """Return each request's forecast group, [R]; -1: do not draft it, whatever others do.
 
@@ -110,7 +110,7 @@ def drafted_groups(
 
 @compiled
 def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
-    records: Records, batch: Batch, summary: Summary, max_draft: int, fair: bool
+    records: Records, batch: UndraftedBatch, summary: Summary, max_draft: int, fair: bool
 ) -> Choice:
     """Find the best step over all groups, thresholds and widths of a forecast, and without a block.
 
@@ -201,7 +201,7 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
     )
 
 
-class Drafts(NamedTuple):
+class OfferedDrafts(NamedTuple):
     """Drafts that R requests could have verified, and what they must be worth."""
 
     blocks: Floats
@@ -265,7 +265,7 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
 
 
 @compiled
-def choose_lengths(records: Records, drafts: Drafts) -> tuple[Ints, Ints]:
+def choose_lengths(records: Records, drafts: OfferedDrafts) -> tuple[Ints, Ints]:
     """Take each request's block or text, whichever is worth more, and cut it to what pays.
 
     Args:

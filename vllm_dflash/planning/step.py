@@ -118,7 +118,7 @@ class Learned(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a step had to do, and what it took; see `Step`.
+    """What a step had to do, and what it took; see `StepRecord`.
 
     Rows, and the tokens of context that attention read for them.
     """
@@ -146,7 +146,7 @@ class Work(NamedTuple):
 
 
 class StepEstimate(NamedTuple):
-    """What a step was expected to take, in the parts of a `Step`."""
+    """What a step was expected to take, in the parts of a `StepRecord`."""
 
     target_seconds: float
     draft_seconds: float
@@ -160,7 +160,7 @@ def _nothing_yet() -> Ints:
 
 
 @dataclass
-class Step:
+class StepRecord:
     """A step of an engine that runs R requests. Seconds are wall-clock."""
 
     ids: Sequence[str]

@@ -154,7 +154,7 @@ class TextIndex(NamedTuple):
 @compiled
 def append_tokens(texts: Ints, context_lens: Ints, sampled: Ints, produced: Ints) -> None:
     """Append the tokens of a step, [R, most of any], to the texts of R requests; see
-    `SuffixMatches.look_up`."""
+    `NgramIndex.look_up`."""
     for request in range(len(produced)):
         start = context_lens[request] + 1 - produced[request]
         for number in range(produced[request]):
@@ -170,7 +170,7 @@ def look_up(
     Args:
         index: index of the texts.
         recent: recent outputs of other requests.
-        texts: see `SuffixMatches.look_up`.
+        texts: see `NgramIndex.look_up`.
         requests: rows in the index, `context_lens`, `produced` and `limits` of the requests; see
             there, [4, R].
         most: see there.
@@ -220,7 +220,7 @@ def look_up(
     return Predicted(lengths, matches, known, came_true)
 
 
-class SuffixMatches:
+class NgramIndex:
     """Looks up what the texts of running requests predict."""
 
     def __init__(

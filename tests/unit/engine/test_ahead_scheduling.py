@@ -37,7 +37,7 @@ from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
-from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, Step
+from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, StepRecord
 
 KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
 
@@ -54,9 +54,9 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, kind: Any) -> Any:
 
 
 @pytest.fixture
-def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, Outcomes | None]]:
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRecord, Outcomes | None]]:
     """Steps that the planner learns from, each with the outcomes of its drafts."""
-    seen: list[tuple[Step, Outcomes | None]] = []
+    seen: list[tuple[StepRecord, Outcomes | None]] = []
     monkeypatch.setattr(AheadPlanner, "observe", lambda _, *what: seen.append(what))
     return seen
 

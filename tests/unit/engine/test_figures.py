@@ -39,7 +39,7 @@ from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Fi
 from vllm_dflash.engine.v1.v1_scheduling import DFlashScheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.Mo
 
 def test_a_worker_says_which_drafts_were_free(worker: Any) -> None:
     output = ModelRunnerOutput(["a"], {"a": 0})
-    worker.drafter.step = Step("abc", np.ones(3, int), verified_free=np.array([0, 5, 0]))
+    worker.drafter.step = StepRecord("abc", np.ones(3, int), verified_free=np.array([0, 5, 0]))
     worker.end_step(output)
     assert FREE_DRAFTS.on(output) == {"b": 5}
 

@@ -18,8 +18,8 @@ from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import Plan, Step, StepEstimate
-from vllm_dflash.planning.texts import SuffixMatches
+from vllm_dflash.planning.step import Plan, StepRecord, StepEstimate
+from vllm_dflash.planning.texts import NgramIndex
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -53,20 +53,20 @@ class Scripted(FixedLength):
     def __init__(self, *plans: Plan) -> None:
         super().__init__(7)
         self.plans = list(plans)
-        self.asked: list[Step] = []
+        self.asked: list[StepRecord] = []
 
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         self.asked.append(step)
         return self.plans.pop(0)
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         return np.minimum(step.limits, 2) * step.plan.drafted
 
 
 class FromText(Scripted):
     """Verifies all drafts that texts predict."""
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         assert step.predicted is not None
         step.from_text = step.predicted.lengths > 0
         return step.predicted.lengths
@@ -81,7 +81,7 @@ class Host(HostStep):
         self.policy = policy or self.policy
         self.all_texts = np.arange(8 * LONGEST, dtype=np.int32).reshape(8, LONGEST)
         if looks_up:
-            self.texts = SuffixMatches(8, LONGEST, MOST_FREE)
+            self.texts = NgramIndex(8, LONGEST, MOST_FREE)
 
     def make(
         self,
@@ -89,14 +89,14 @@ class Host(HostStep):
         names: str = "abcdefgh",
         sampled: list[list[int]] | None = None,
         context: int = CONTEXT,
-    ) -> tuple[Step, TargetBatch]:
+    ) -> tuple[StepRecord, TargetBatch]:
         """Make the next step: a request for each limit, which gets its `sampled` tokens, or one."""
         count = len(limits)
         sampled = sampled or [[1000 + request] for request in range(count)]
         produced = np.array([len(tokens) for tokens in sampled])
         width = max(map(len, sampled))
         padded = np.array([tokens + [-1] * (width - len(tokens)) for tokens in sampled], np.int32)
-        step = Step([*names[:count]], produced, rows=count)
+        step = StepRecord([*names[:count]], produced, rows=count)
         step.context_lens = context + produced - 1
         ends = step.context_lens + 2 + np.array(limits)
         batch = TargetBatch(
@@ -115,14 +115,14 @@ class Host(HostStep):
         )
         return step, batch
 
-    def step(self, *limits: int, **more: Any) -> tuple[Step, list[list[int]]]:
+    def step(self, *limits: int, **more: Any) -> tuple[StepRecord, list[list[int]]]:
         """Run a step to its end."""
         step, batch = self.make(*limits, **more)
         drafts = self.run(step, batch)
         self.end(step)
         return step, drafts
 
-    def verify(self, names: str, verified: list[int], produced: list[int]) -> Step:
+    def verify(self, names: str, verified: list[int], produced: list[int]) -> StepRecord:
         """Run a step that verified so many drafts of each request; none can use more drafts."""
         sampled = [[1000 + number for number in range(count)] for count in produced]
         step, batch = self.make(*[0] * len(names), names=names, sampled=sampled)
@@ -296,10 +296,10 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
     count = len(lengths)
 
     class Told(Scripted):
-        def plan(self, step: Step) -> Plan:
+        def plan(self, step: StepRecord) -> Plan:
             return super().plan(step) if self.plans else Plan.nothing(step.num_requests)
 
-        def lengths(self, step: Step, confidence: Floats) -> Ints:
+        def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
             step.from_text = np.array(from_text or [False] * count)
             return np.array(lengths)
 
@@ -365,10 +365,10 @@ def test_who_has_ended_is_forgotten_with_all_it_had() -> None:
 
 def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
     """It is compared with the policy's estimate. Planning takes time, too."""
-    observed: list[Step] = []
+    observed: list[StepRecord] = []
 
     class Learning(Scripted):
-        def observe(self, step: Step) -> StepEstimate:  # type: ignore[override]
+        def observe(self, step: StepRecord) -> StepEstimate:  # type: ignore[override]
             observed.append(step)
             return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
 

@@ -18,7 +18,7 @@ from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 
 on_both_runners = pytest.mark.usefixtures("runner")
 
@@ -131,7 +131,7 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
     added = []
     add = proposer.host.backlog.add
     proposer.host.backlog.add = lambda *rows: (added.append(len(rows[0])), add(*rows))[1]
-    steps: list[Step] = []
+    steps: list[StepRecord] = []
     proposer.host.end = steps.append
     drafts = [
         harness.step([Row(0, whole[start:end], bonus=3)])
@@ -154,10 +154,10 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
     expected = DrafterHarness(pair).step([rows[1]])[0]
 
     class Second(FixedLength):
-        def plan(self, step: Step) -> Plan:
+        def plan(self, step: StepRecord) -> Plan:
             return replace(super().plan(step), drafted=np.array([False, True, False, False]))
 
-        def lengths(self, step: Step, confidence: Floats) -> Ints:
+        def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
             return np.array([0, 2, 0, 0])
 
     harness = DrafterHarness(pair)
@@ -173,7 +173,7 @@ def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> No
     planned = []
 
     class Never(FixedLength):
-        def plan(self, step: Step) -> Plan:
+        def plan(self, step: StepRecord) -> Plan:
             planned.append((list(step.ids), step.waiting.tolist()))
             return Plan.nothing(step.num_requests, skip_steps=2)
 
@@ -195,10 +195,10 @@ class FromText(FixedLength):
         super().__init__(7)
         self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
         self.skip_steps = skip_steps
-        self.planned: list[Step] = []
+        self.planned: list[StepRecord] = []
         self.agreed: list[list[int]] = []
 
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         self.planned.append(step)
         uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
         if step.is_resting or not any(self.drafted):
@@ -206,7 +206,7 @@ class FromText(FixedLength):
             return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
         return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         self.agreed.append(step.agreed.tolist())
         step.from_text = np.array(self.from_text)
         return np.array(self.chosen)
@@ -418,7 +418,7 @@ def test_nan_logits_never_become_drafts(harness: Harness) -> None:
 
 def test_a_steps_rows_are_those_of_the_target(harness: Harness) -> None:
     """Prompt tokens and drafts included, because steps are told apart and learned from by rows."""
-    seen: list[Step] = []
+    seen: list[StepRecord] = []
     harness.proposer.host.end = seen.append
     harness.step([Row(0, features(9, 0)), Row(1, features(4, 1), num_rejected=2)])
     harness.step([Row(0, features(1, 2)), Row(1, features(1, 3))])

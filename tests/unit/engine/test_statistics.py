@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS, DraftStatistics
-from vllm_dflash.planning.step import Plan, Step, StepEstimate
+from vllm_dflash.planning.step import Plan, StepRecord, StepEstimate
 
 NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {
@@ -32,14 +32,14 @@ def changed(statistics: DraftStatistics) -> dict[str, Any]:
     return {name: now[name] for name in names if now[name] != NOTHING[name]}
 
 
-def step_of(plan: Plan | None = None, **changes: Any) -> Step:
+def step_of(plan: Plan | None = None, **changes: Any) -> StepRecord:
     """A plain step of three requests, with `changes`."""
-    step = Step("abc", np.ones(3, dtype=int), rows=3, plan=plan or Plan.nothing(3))
+    step = StepRecord("abc", np.ones(3, dtype=int), rows=3, plan=plan or Plan.nothing(3))
     vars(step).update(changes)
     return step
 
 
-def drafted_step(**changes: Any) -> Step:
+def drafted_step(**changes: Any) -> StepRecord:
     """The first and last are drafted. 50 ms, of which the target takes 40 and the drafter 8."""
     plan = Plan(np.array([True, False, True]), width=3, price=1.0, speedup=1.5)
     numbers = {
@@ -66,7 +66,7 @@ def test_before_anything_happens() -> None:
 
 def test_what_was_verified() -> None:
     statistics = DraftStatistics(3)
-    step = Step("abcde", np.array([4, 1, 1, 0, 2]))
+    step = StepRecord("abcde", np.array([4, 1, 1, 0, 2]))
     step.verified = np.array([7, 0, 1, 5, 2])  # the fourth request's sample was discarded
     for _ in range(2):
         statistics.observe_verification(step)
@@ -81,7 +81,7 @@ def test_what_was_verified() -> None:
 
 def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> None:
     statistics = DraftStatistics(3)
-    step = Step("abcde", np.array([4, 1, 1, 0, 2]))
+    step = StepRecord("abcde", np.array([4, 1, 1, 0, 2]))
     step.verified = np.array([7, 3, 1, 5, 2])
     step.verified_free = np.array([7, 3, 0, 5, 0])  # the fourth request's sample was discarded
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_parts_are_never_more_than_the_whole(
     verified = np.array([count for count, _, _, _ in rows], int)
     free = verified * np.array([is_free for _, is_free, _, _ in rows], int)
     produced = [decodes * (1 + min(count, most)) for count, _, decodes, most in rows]
-    step = Step("x" * len(rows), np.array(produced, int), verified=verified, verified_free=free)
+    step = StepRecord("x" * len(rows), np.array(produced, int), verified=verified, verified_free=free)
     now = DraftStatistics(7)
     for _ in range(times):
         now.observe_verification(step)
@@ -196,7 +196,7 @@ def test_parts_are_never_more_than_the_whole(
         ),
     ],
 )
-def test_a_step_without_an_estimate(step: Step, counted: dict[str, Any]) -> None:
+def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:
     statistics = DraftStatistics(3)
     statistics.observe(step, None)
     assert changed(statistics) == {"steps": 1, **counted}

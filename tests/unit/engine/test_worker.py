@@ -31,7 +31,7 @@ from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import GPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 
 def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_one_request_with_drafts_is_enough_to_send_them(
     """They go to processes that the engine would not call for drafts."""
     worker: Any = object.__new__(V1CPUWorker)
     worker.vllm_config = None
-    step = Step(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
+    step = StepRecord(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
     worker.drafter = SimpleNamespace(step=step, end_step=lambda: None)
     monkeypatch.setattr(v1_worker, "drafts_come_with_the_output", lambda _: True)
     monkeypatch.setattr(worker, "take_draft_token_ids", lambda: "drafts")

@@ -6,13 +6,13 @@ import pytest
 from support.levels import Level, correct, estimate_of
 from support.planner_world import VERIFY_MS, curve, profiled_costs
 from vllm_dflash.planning.curves import LARGEST_SURPRISE
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 
-def timed(num_requests: int, rows: int, seconds: float, draft_seconds: float = 0.0) -> Step:
+def timed(num_requests: int, rows: int, seconds: float, draft_seconds: float = 0.0) -> StepRecord:
     """A step of so many rows, which drafted as many if `draft_seconds` is given."""
     ids = [str(number) for number in range(num_requests)]
-    step = Step(ids, np.ones(num_requests, dtype=int), rows, target_seconds=seconds)
+    step = StepRecord(ids, np.ones(num_requests, dtype=int), rows, target_seconds=seconds)
     step.draft_seconds, step.draft_rows = draft_seconds, rows * (draft_seconds > 0)
     return step
 

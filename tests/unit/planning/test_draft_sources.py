@@ -23,8 +23,8 @@ from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts
 from vllm_dflash.planning.chances import learn as learn_from
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.search import Batch, Drafts, best_step, choose_lengths
-from vllm_dflash.planning.step import Plan, Predicted, Step
+from vllm_dflash.planning.search import UndraftedBatch, OfferedDrafts, best_step, choose_lengths
+from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
 NOBODY = np.zeros(0, dtype=np.int64)
@@ -95,7 +95,7 @@ def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
     costs, lens = straight_costs(), np.array(contexts[: len(rates)])
     curves = np.cumprod(np.array(rates), axis=1)
     nothing = np.zeros(len(rates), np.int64)
-    batch = Batch(nothing * 0.0, nothing, nothing, lens, curves)
+    batch = UndraftedBatch(nothing * 0.0, nothing, nothing, lens, curves)
     rest = best_step(costs.records, batch, Forecast(1, 1).summary, 0, False)
     seconds = costs.decoding(len(rates), len(rates) + np.arange(curves.size + 1))
     tokens = len(rates) + np.concatenate([[0.0], np.cumsum(-np.sort(-curves.ravel()))])
@@ -110,7 +110,7 @@ def chosen(
     block: list[float], text: list[float], row_worth: float = 0.1, *, is_probe: bool = False
 ) -> tuple[int, int]:
     """Drafts of one request's block and of its text that are verified, if rows cost nothing."""
-    drafts = Drafts(
+    drafts = OfferedDrafts(
         np.array([block]) if block else np.zeros((0, 0)),
         np.array([bool(block)]),
         np.array([len(block)]),
@@ -137,7 +137,7 @@ def test_a_request_takes_the_source_that_promises_more() -> None:
 def test_each_of_a_batch_is_cut_by_its_own_block() -> None:
     """The second request is not drafted, and the first has a better text."""
     surest, drafted = [0.9, 0.8, 0.7], np.array([True, False, True, True])
-    drafts = Drafts(
+    drafts = OfferedDrafts(
         np.array([[0.5, 0.2, 0.0], surest, [0.6, 0.0, 0.0]]),
         drafted,
         3 * drafted,
@@ -264,5 +264,5 @@ def test_a_fixed_length_knows_nothing_of_texts() -> None:
     step.predicted = predicted([6])
     fixed = FixedLength(MAX_DRAFT)
     step.plan = fixed.plan(step)
-    assert isinstance(step, Step)
+    assert isinstance(step, StepRecord)
     assert not step.plan.uses_text

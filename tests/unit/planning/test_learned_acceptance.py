@@ -12,7 +12,7 @@ from support.planner_world import MAX_DRAFT, World, curve, names, profiled_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 
 EVERYTHING = 1e-9
 """Price of time at which every draft is verified."""
@@ -202,7 +202,7 @@ def prompts_of(ours: ToldPlanner) -> list[float]:
 def test_what_steps_hold_and_cost_is_learned() -> None:
     """How much of a step was prompt is learned whether its time is known or not."""
     ours = ToldPlanner(1)
-    prompt = Step(["a", "b"], np.array([1, 0]), rows=41)
+    prompt = StepRecord(["a", "b"], np.array([1, 0]), rows=41)
     assert ours.observe(prompt) is None
     assert prompts_of(ours) == [1 / 32, 40]
     timed = decoding([1, 1])

@@ -7,7 +7,7 @@ from support.levels import Level, correct, estimate_of
 from support.planner_world import curve, straight_costs
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_level_is_linear_between_powers_of_two() -> None:
     assert level.at(3) == pytest.approx(0.004 + 0.004 * 0.5849625)
 
 
-def timed(num_requests: int, rows: int, ms: float, **more: float) -> Step:
-    step = Step([str(row) for row in range(num_requests)], np.ones(num_requests, dtype=int), rows)
+def timed(num_requests: int, rows: int, ms: float, **more: float) -> StepRecord:
+    step = StepRecord([str(row) for row in range(num_requests)], np.ones(num_requests, dtype=int), rows)
     step.target_seconds = ms / 1000
     for name, value in more.items():
         setattr(step, name, value)

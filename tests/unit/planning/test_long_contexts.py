@@ -7,7 +7,7 @@ from support.levels import estimate_of
 from support.planner_world import names, straight, straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
-from vllm_dflash.planning.step import Plan, Step
+from vllm_dflash.planning.step import Plan, StepRecord
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:
@@ -17,7 +17,7 @@ def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -
     return costs
 
 
-def of_contexts(*lens: int) -> Step:
+def of_contexts(*lens: int) -> StepRecord:
     step = decoding([2] * len(lens))
     step.context_lens = np.array(lens)
     return step
@@ -79,7 +79,7 @@ def test_drafts_behind_long_contexts_are_cut_first() -> None:
     assert ours.lengths(step, np.full((2, 2), 0.9)).tolist() == [2, 2]
 
 
-def timed(lens: list[int], drafts: int, ms: float) -> Step:
+def timed(lens: list[int], drafts: int, ms: float) -> StepRecord:
     step = of_contexts(*lens)
     step.verified = np.full(len(lens), drafts)
     step.rows = len(lens) * (1 + drafts)

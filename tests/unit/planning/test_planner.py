@@ -21,7 +21,7 @@ from support.planner_world import (
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
+from vllm_dflash.planning.step import StepRecord
 
 USELESS: dict[str, Any] = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
 """Drafts that are never accepted, though the drafter is sure of them."""
@@ -111,7 +111,7 @@ def test_new_requests_start_from_what_others_have_shown() -> None:
     assert useless.rate > 0.97 * rate_of(Undrafted(), 4)
 
 
-def undrafted(count: int, limits: Ints) -> Step:
+def undrafted(count: int, limits: Ints) -> StepRecord:
     """A step of so many requests that verified nothing."""
     step = step_of(names(count), np.zeros(count, int), np.zeros(count, int))
     step.limits, step.waiting = limits, np.ones(count, int)

@@ -11,7 +11,7 @@ from vllm_dflash.planning.texts import (
     LONGEST,
     SHORTEST_RECENT,
     RecentOutputs,
-    SuffixMatches,
+    NgramIndex,
     look_up_recent,
     remember,
 )
@@ -77,7 +77,7 @@ class Shared:
     """Requests, one after the other, each with a prompt and then one token a step."""
 
     def __init__(self, *, shares_outputs: bool = True) -> None:
-        self.matches = SuffixMatches(2, MAX_TOKENS, MOST, shares_outputs=shares_outputs)
+        self.matches = NgramIndex(2, MAX_TOKENS, MOST, shares_outputs=shares_outputs)
         self.texts = np.zeros((2, MAX_TOKENS), np.int32)
 
     def answer(self, name: str, prompt: list[int], output: list[int]) -> list[list[int]]:
@@ -162,7 +162,7 @@ def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
     outputs = {
         name: [20 * number + token for token in OUTPUT] for number, name in enumerate("aenp")
     }
-    matches = SuffixMatches(5, MAX_TOKENS, MOST, shares_outputs=True)
+    matches = NgramIndex(5, MAX_TOKENS, MOST, shares_outputs=True)
     texts = np.zeros((4, MAX_TOKENS), np.int32)
     of_prompts, produced = np.array([5, 3, 4, 6]), np.array([10, 10, 1, 0])
     for text, of_prompt, output in zip(texts, of_prompts, outputs.values(), strict=True):

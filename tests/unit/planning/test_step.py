@@ -7,7 +7,7 @@ from support.fake_time import FakeTime
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import step as step_module
-from vllm_dflash.planning.step import Outcomes, Plan, Step
+from vllm_dflash.planning.step import Outcomes, Plan, StepRecord
 
 
 @pytest.fixture
@@ -18,11 +18,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     return time
 
 
-def decoding(*ids: str) -> Step:
-    return Step(ids, np.ones(len(ids), dtype=int), rows=len(ids))
+def decoding(*ids: str) -> StepRecord:
+    return StepRecord(ids, np.ones(len(ids), dtype=int), rows=len(ids))
 
 
-def finish(clock: StepClock, fake: FakeTime, step: Step, seconds: float, **more: bool) -> Step:
+def finish(clock: StepClock, fake: FakeTime, step: StepRecord, seconds: float, **more: bool) -> StepRecord:
     fake.now += seconds
     clock.finish(step, **more)
     return step
@@ -52,7 +52,7 @@ def test_a_step_tells_prompts_drafts_and_decoding_apart(
     prompt_rows: int,
     only_decodes: bool,
 ) -> None:
-    step = Step("pqabc"[: len(produced)], np.array(produced, dtype=int), rows=rows)
+    step = StepRecord("pqabc"[: len(produced)], np.array(produced, dtype=int), rows=rows)
     step.verified = np.array(verified, dtype=int)
     assert step.num_requests == len(produced)
     assert step.decoding.tolist() == [count > 0 for count in produced]
@@ -62,7 +62,7 @@ def test_a_step_tells_prompts_drafts_and_decoding_apart(
 
 
 def test_what_a_step_is_not_told_is_nothing() -> None:
-    step = Step("ab", np.array([1, 1]), limits=np.array([3, 4]))
+    step = StepRecord("ab", np.array([1, 1]), limits=np.array([3, 4]))
     assert step.limits.tolist() == [3, 4]
     for name in ("verified", "waiting", "lengths"):
         nothing = getattr(step, name)
@@ -128,7 +128,7 @@ def test_what_fails_is_timed_as_well(fake: FakeTime) -> None:
 def test_steps_with_prompts_are_timed_but_teach_nothing(fake: FakeTime) -> None:
     clock = StepClock()
     finish(clock, fake, decoding("a"), 1.0)
-    mixed = finish(clock, fake, Step("ab", np.array([1, 0]), rows=40), 3.0)
+    mixed = finish(clock, fake, StepRecord("ab", np.array([1, 0]), rows=40), 3.0)
     assert mixed.seconds == pytest.approx(3.0)
     assert mixed.target_seconds == 0.0
 
@@ -138,7 +138,7 @@ def test_a_step_of_nobody_is_a_pause(fake: FakeTime) -> None:
     clock = StepClock()
     finish(clock, fake, decoding("a"), 1.0)
     for _ in range(3):
-        empty = finish(clock, fake, Step([], np.zeros(0, dtype=int)), 0.001)
+        empty = finish(clock, fake, StepRecord([], np.zeros(0, dtype=int)), 0.001)
         assert not empty.only_decodes
         assert (empty.seconds, empty.target_seconds) == (0.0, 0.0)
     assert finish(clock, fake, decoding("a"), 1.0).target_seconds == 0.0
@@ -156,7 +156,7 @@ def test_steps_that_are_held_are_taken_together(fake: FakeTime) -> None:
     other = finish(clock, fake, decoding("a", "b"), 7.0)  # the step before is dropped
     assert (other.target_seconds, other.count) == (pytest.approx(7.0), 1)
     finish(clock, fake, decoding("a", "b"), 5.0, hold=True)
-    finish(clock, fake, Step("ab", np.array([1, 0]), rows=9), 5.0)
+    finish(clock, fake, StepRecord("ab", np.array([1, 0]), rows=9), 5.0)
     alone = finish(clock, fake, decoding("a", "b"), 2.0)
     assert (alone.target_seconds, alone.count) == (pytest.approx(2.0), 1)
 
@@ -168,7 +168,7 @@ def test_a_step_that_verifies_ends_those_that_were_held(fake: FakeTime) -> None:
     for seconds in (2.0, 4.0):
         fake.now += seconds
         assert clock.finish(decoding("a"), hold=True) is None
-    verifying = Step(["a"], np.array([3]), 5, np.array([4]))
+    verifying = StepRecord(["a"], np.array([3]), 5, np.array([4]))
     fake.now += 9.0
     held = clock.finish(verifying)
     assert held is not None

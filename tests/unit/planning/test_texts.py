@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.step import Predicted
-from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, SuffixMatches, append_tokens
+from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, NgramIndex, append_tokens
 
 MAX_TOKENS = 512
 
@@ -35,7 +35,7 @@ class Engine:
     """Requests whose texts grow as a test says."""
 
     def __init__(self, max_requests: int = 2) -> None:
-        self.matches = SuffixMatches(max_requests, MAX_TOKENS, most=8)
+        self.matches = NgramIndex(max_requests, MAX_TOKENS, most=8)
         self.texts = np.zeros((max_requests, MAX_TOKENS), np.int32)
         self.ends = np.zeros(max_requests, np.int64)
 

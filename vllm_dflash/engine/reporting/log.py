@@ -32,33 +32,33 @@ def logger() -> Logger:
     return init_logger("vllm.dflash")
 
 
-def log_active(options: Mode) -> None:
+def log_active(mode: Mode) -> None:
     """Log which DFlash runs, in one line."""
-    drafter, width, most = options.drafter, options.draft_width, options.num_speculative_tokens
-    longer = "a draft tree" if options.tree_nodes == most else "free drafts"
+    drafter, width, most = mode.drafter, mode.draft_width, mode.num_speculative_tokens
+    longer = "a draft tree" if mode.tree_nodes == most else "free drafts"
     logger().info(
         "vllm-dflash %s is active: drafter %s, draft length %s (%s%d tokens a step%s), runner %s,"
         " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
         __version__,
         drafter.model,
-        f"{options.draft_length}, fair" if options.is_fair else options.draft_length,
-        "up to " if options.is_planned else "",
+        f"{mode.draft_length}, fair" if mode.is_fair else mode.draft_length,
+        "up to " if mode.is_planned else "",
         width,
         f"; with {longer} {most}, vLLM's num_spec_tokens" if most > width else "",
-        options.runner,
+        mode.runner,
         drafter.block_size,
         list(drafter.taps),
         tuple(tap + 1 for tap in drafter.taps),
     )
 
 
-def log_free_drafts(options: Mode) -> None:
+def log_free_drafts(mode: Mode) -> None:
     """Log that free drafts are on."""
-    is_short = options.runner == "v1" and options.most_free < MOST_FREE_DRAFTS
+    is_short = mode.runner == "v1" and mode.most_free < MOST_FREE_DRAFTS
     logger().info(
         "free drafts: up to %d tokens of a request's own text, where it repeats itself%s%s",
-        options.most_free,
-        ", and of others' recent answers" if options.shares_outputs else "",
+        mode.most_free,
+        ", and of others' recent answers" if mode.shares_outputs else "",
         f". Up to {MOST_FREE_DRAFTS} without num_speculative_tokens, LoRA, linear attention, a"
         " scheduler of your own, or a small max_num_batched_tokens"
         if is_short

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import Step, StepEstimate
+from vllm_dflash.planning.step import StepRecord, StepEstimate
 
 UNIT = 1e-6
 """Unit of figures in messages: the field in vLLM's statistics holds only integers."""
@@ -75,7 +75,7 @@ class DraftStatistics:
         """Reset all counters to zero, in place."""
         vars(self).update(vars(DraftStatistics(self.max_draft)))
 
-    def observe_verification(self, step: Step) -> None:
+    def observe_verification(self, step: StepRecord) -> None:
         """Count the results of the drafts that a step verified."""
         numbers = zip(step.verified.tolist(), step.verified_free.tolist(), strict=True)
         self.count_verified(step.ids, step.produced.tolist(), [*numbers])
@@ -109,7 +109,7 @@ class DraftStatistics:
         self.drafted_requests += len(lengths)
         self.planned_tokens += int(lengths.sum())
 
-    def observe(self, step: Step, estimate: StepEstimate | None) -> None:
+    def observe(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step that has ended; `estimate`: its expected time, if there is one."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
@@ -118,7 +118,7 @@ class DraftStatistics:
         self.nan_drafts += step.nan_drafts
         self.observe_time(step, estimate)
 
-    def observe_time(self, step: Step, estimate: StepEstimate | None) -> None:
+    def observe_time(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step's times; `estimate`: its expected time, if there is one."""
         self.step_seconds += step.seconds
         self.draft_seconds += step.draft_seconds
@@ -126,7 +126,7 @@ class DraftStatistics:
         self.planning_seconds += step.planning_seconds
         self.compare(step, estimate)
 
-    def compare(self, step: Step, estimate: StepEstimate | None) -> None:
+    def compare(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Compare a step's time with its estimate, if there is one."""
         if estimate is None:
             return

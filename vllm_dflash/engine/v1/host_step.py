@@ -31,8 +31,8 @@ from vllm_dflash.engine.v1.block_forward import NO_BLOCKS, BlockDrafts, BlockFor
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Plan, Step
-from vllm_dflash.planning.texts import SuffixMatches, append_tokens
+from vllm_dflash.planning.step import Plan, StepRecord
+from vllm_dflash.planning.texts import NgramIndex, append_tokens
 
 
 class TargetBatch(NamedTuple):
@@ -74,16 +74,16 @@ class FixedLength:
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
-    def plan(self, step: Step) -> Plan:
+    def plan(self, step: StepRecord) -> Plan:
         """Draft for every request that can use drafts."""
         width = min(self.max_draft, int(step.limits.max(initial=0)))
         return Plan(step.limits > 0, width, price=0.0, speedup=1.0)
 
-    def lengths(self, step: Step, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
         """Verify all drafts."""
         return np.minimum(step.limits, step.plan.width) * step.plan.drafted
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
 
 
@@ -92,20 +92,20 @@ class HostStep:
 
     def __init__(
         self,
-        options: Mode,
+        mode: Mode,
         block: BlockForward,
         context: ContextProjection,
         block_size: int,
     ) -> None:
         """Start with fixed lengths and no free drafts; `block_size`: tokens per cache block."""
-        self.width = options.draft_width
+        self.width = mode.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""
-        self.mask_token_id = options.drafter.mask_token_id
+        self.mask_token_id = mode.drafter.mask_token_id
         self.block_size = block_size
         self.block = block
         self.context = context
         self.policy: Planner | FixedLength = FixedLength(self.width)
-        self.texts: SuffixMatches | None = None
+        self.texts: NgramIndex | None = None
         """Source of free drafts; None: no free drafts."""
         self.backlog: ContextBacklog | None = None
         """None: context is stored in every step."""
@@ -114,7 +114,7 @@ class HostStep:
         self._handed_over: dict[str, bool] = {}
         """Requests whose drafts are still to be verified, and whether these are free drafts. The
         scheduler may make a request wait for several steps."""
-        self._last = Step((), np.zeros(0, np.int64))
+        self._last = StepRecord((), np.zeros(0, np.int64))
         """The previous step."""
         self._skip_steps = 0
         """Number of next steps that need no new plan, as long as the batch stays the same."""
@@ -132,7 +132,7 @@ class HostStep:
         if ended and self.texts is not None:
             self.texts.end(ended, texts)
 
-    def run(self, step: Step, batch: TargetBatch) -> list[list[int]]:
+    def run(self, step: StepRecord, batch: TargetBatch) -> list[list[int]]:
         """Drafts of each request to verify next.
 
         `step` comes with `ids`, `produced`, `rows`, `context_lens` and `verified`, which counts all
@@ -154,7 +154,7 @@ class HostStep:
                 self._choose(step, block)
         return self._hand_over(step, block)
 
-    def end(self, step: Step) -> None:
+    def end(self, step: StepRecord) -> None:
         """Time a finished step, learn from it, and count it."""
         # A step that verified drafts differs from the undrafted steps that may follow it.
         is_skipping = self._skip_steps > 0 and not step.verified.any()
@@ -167,7 +167,7 @@ class HostStep:
 
     # --- the parts of a step, in their order ------------------------------------------------------
 
-    def _take_outcome(self, step: Step) -> None:
+    def _take_outcome(self, step: StepRecord) -> None:
         """Count the results of our drafts only, and not if the sample was discarded."""
         if not step.verified.any():
             return
@@ -177,7 +177,7 @@ class HostStep:
         step.verified_free = step.verified * free
         self.statistics.observe_verification(step)
 
-    def _keep_context(self, step: Step, batch: TargetBatch) -> None:
+    def _keep_context(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the context of all rows that were not rejected, or add it to the backlog."""
         rows: slice | torch.Tensor
         if batch.num_rejected[:-1].any():
@@ -195,7 +195,7 @@ class HostStep:
             take = self.backlog.store_new if goes_on else self.backlog.add
             step.context_rows = take(*kept)
 
-    def _take_skip(self, step: Step) -> None:
+    def _take_skip(self, step: StepRecord) -> None:
         """Skip drafting if an earlier plan covers this step, too."""
         if not self._skip_steps or step.ids != self._last.ids:
             self._skip_steps = 0
@@ -205,7 +205,7 @@ class HostStep:
         step.could_draft = self._last.could_draft
         step.is_resting = True
 
-    def _look_up(self, step: Step, batch: TargetBatch) -> None:
+    def _look_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Look up free drafts, and how many tokens of the last look-up were right."""
         if self.texts is None:
             return
@@ -219,7 +219,7 @@ class HostStep:
         if found.lengths.any() or found.known.any():
             step.predicted = found
 
-    def _limit(self, step: Step, batch: TargetBatch) -> None:
+    def _limit(self, step: StepRecord, batch: TargetBatch) -> None:
         """Find how many drafts of a block each request can use, and its waiting context."""
         step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
         step.could_draft = bool(step.limits.any())
@@ -228,7 +228,7 @@ class HostStep:
                 table = batch.block_table.numpy()
                 step.waiting = self.backlog.count(table, step.context_lens)
 
-    def _plan(self, step: Step) -> None:
+    def _plan(self, step: StepRecord) -> None:
         """Plan which requests to draft and how wide; the same on every rank."""
         with step.timing("planning"):
             plan = self.policy.plan(step)
@@ -236,7 +236,7 @@ class HostStep:
         if not step.plan.width and not step.is_resting:
             self._skip_steps = step.plan.skip_steps
 
-    def _catch_up(self, step: Step, batch: TargetBatch) -> None:
+    def _catch_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the waiting context of the requests to draft."""
         if self.backlog is None:
             return
@@ -245,7 +245,7 @@ class HostStep:
             table = batch.block_table.numpy()[drafted]
             step.context_rows += self.backlog.store(table, step.context_lens[drafted])
 
-    def _run_block(self, step: Step, batch: TargetBatch) -> BlockDrafts:
+    def _run_block(self, step: StepRecord, batch: TargetBatch) -> BlockDrafts:
         """Draft the blocks of all planned requests in one forward pass of the drafter."""
         inputs = block_inputs(
             step.context_lens,
@@ -264,7 +264,7 @@ class HostStep:
         step.draft_rows = len(inputs.input_ids)
         return block
 
-    def _choose(self, step: Step, block: BlockDrafts) -> None:
+    def _choose(self, step: StepRecord, block: BlockDrafts) -> None:
         """Choose block or free drafts for each request, and how many; the same on every rank."""
         drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
@@ -278,7 +278,7 @@ class HostStep:
         if not self.policy.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 
-    def _compare(self, step: Step, block: BlockDrafts) -> None:
+    def _compare(self, step: StepRecord, block: BlockDrafts) -> None:
         """Count the first drafts of each block that agree with the request's free drafts."""
         assert self.texts is not None
         assert step.predicted is not None
@@ -287,7 +287,7 @@ class HostStep:
             differ = np.array(drafts[:length]) != self.texts.tokens(request, length)
             step.agreed[request] = differ.argmax() if differ.any() else length
 
-    def _hand_over(self, step: Step, block: BlockDrafts) -> list[list[int]]:
+    def _hand_over(self, step: StepRecord, block: BlockDrafts) -> list[list[int]]:
         """Return the drafts for the scheduler, and remember which requests have some."""
         drafts: list[list[int]] = [[] for _ in step.ids]
         for request, tokens in zip(block.requests.tolist(), block.tokens, strict=True):

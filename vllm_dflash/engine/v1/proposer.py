@@ -32,8 +32,8 @@ from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Step
-from vllm_dflash.planning.texts import SuffixMatches
+from vllm_dflash.planning.step import StepRecord
+from vllm_dflash.planning.texts import NgramIndex
 
 RANKS = getattr(  # under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is
     batched_count_greater_than, "_torchdynamo_orig_callable", batched_count_greater_than
@@ -61,16 +61,16 @@ class PlannedProposer(DFlashProposer):
     ) -> None:
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        self.options = Mode.of(vllm_config)
-        self.spec = self.options.drafter
-        self.width = self.options.draft_width
+        self.mode = Mode.of(vllm_config)
+        self.spec = self.mode.drafter
+        self.width = self.mode.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""
-        self.most_free = self.options.most_free
+        self.most_free = self.mode.most_free
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self.runs_target_alone = False
         """Whether the runner's dummy runs leave out the drafter."""
         self.warm = WarmState(lambda: (self.host.backlog,), late=RANKS)
-        self.step: Step | None = None
+        self.step: StepRecord | None = None
         """The current step, from the target's output to `end_step`."""
         self._sampled = np.zeros((0, 1), np.int32)
         """Tokens sampled in the current step, then -1, [R, most of any]."""
@@ -106,7 +106,7 @@ class PlannedProposer(DFlashProposer):
             self.device,
             kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
         )
-        self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
+        self.host = HostStep(self.mode, self.block, self.model.context, self.block_size)
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.cache_block_size = group.kv_cache_spec.block_size
@@ -137,13 +137,13 @@ class PlannedProposer(DFlashProposer):
 
     def adapt_lengths(self, costs: StepCosts) -> Planner:
         """Start planning draft lengths from these costs. Returns the planner."""
-        host, most_free, shares = self.host, self.most_free, self.options.shares_outputs
-        sizes, fair = (self.width, self.max_batch_size), self.options.is_fair
+        host, most_free, shares = self.host, self.most_free, self.mode.shares_outputs
+        sizes, fair = (self.width, self.max_batch_size), self.mode.is_fair
         planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
         host.policy = planner
         if most_free:
             longest = self.runner.max_model_len
-            host.texts = SuffixMatches(
+            host.texts = NgramIndex(
                 self.max_batch_size, longest, most_free, shares_outputs=shares
             )
         # No backlog with a connector, which passes on the cache after each step, so the cache must
@@ -195,7 +195,7 @@ class PlannedProposer(DFlashProposer):
             discard_request_mask.numpy()[:num_requests],
             gpu_input_batch.vocab_size,
         )
-        self.step = Step(gpu_input_batch.req_ids[:num_requests], produced.astype(np.int64))
+        self.step = StepRecord(gpu_input_batch.req_ids[:num_requests], produced.astype(np.int64))
         return torch.from_numpy(bonus), torch.from_numpy(produced)
 
     def prepare_inputs_padded(

@@ -65,12 +65,12 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
         """Start planning in the proposer; rank 0 saves its estimates."""
-        planner, options = self.drafter.adapt_lengths(costs), self.drafter.options
+        planner, mode = self.drafter.adapt_lengths(costs), self.drafter.mode
         if file is not None:
             keeper = EstimatesKeeper(file, planner)
             self._keeper = keeper if self.rank == 0 else None
-        if self.rank == 0 and options.free_drafts:
-            log_free_drafts(options)
+        if self.rank == 0 and mode.free_drafts:
+            log_free_drafts(mode)
 
     def start_counting(self) -> None:
         """Reset the counters; rank 0 also reports to the log and to `/metrics`."""
@@ -79,7 +79,7 @@ class V1CPUWorker(DraftingCPUWorker):
             return
         statistics = self.drafter.statistics
         self._figures = Increases(statistics, INTERVAL, OF_WORKERS)
-        if self.drafter.options.is_planned:
+        if self.drafter.mode.is_planned:
             self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL).tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:

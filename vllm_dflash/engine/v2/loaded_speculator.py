@@ -54,11 +54,11 @@ class LoadedSpeculator(DFlashSpeculator):
     enable_adaptive_verification: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.options = Mode.of(vllm_config)
+        self.mode = Mode.of(vllm_config)
         super().__init__(room_for_blocks(vllm_config), device)
         self.engine_config = vllm_config
         """The config that the engine was started with; vLLM's class changes its own copy."""
-        self.spec = self.options.drafter
+        self.spec = self.mode.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
         self.use_acceptance_estimator = False  # we compute the chances
@@ -76,7 +76,7 @@ class LoadedSpeculator(DFlashSpeculator):
             self._num_rejected = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
-        return min(num_reqs * (1 + self.options.num_speculative_tokens), self.max_num_tokens)
+        return min(num_reqs * (1 + self.mode.num_speculative_tokens), self.max_num_tokens)
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]

@@ -42,7 +42,7 @@ from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import Ahead, AheadPlanner
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Outcomes, Step
+from vllm_dflash.planning.step import Outcomes, StepRecord
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -285,7 +285,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         if not self._is_anew:
             self.statistics.step_seconds += self._clock.skip(names)
             return
-        step = Step(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
+        step = StepRecord(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
         step.draft_rows = draft_rows
         if table is not None:
             step.produced = np.array(produced)

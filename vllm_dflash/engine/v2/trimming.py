@@ -57,17 +57,17 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
     Every rank must call this, after both models are loaded. `target_names`: names of the target's
     attention layers.
     """
-    options = Mode.of(config)
+    mode = Mode.of(config)
     layers = get_layers_from_vllm_config(config, AttentionLayerBase)
     target = {name: layer for name, layer in layers.items() if name in target_names}
     drafter = {name: layer for name, layer in layers.items() if name not in target_names}
     why: str | None
-    if not options.is_planned:
+    if not mode.is_planned:
         why = "draft lengths are fixed"
-    elif not options.may_trim:
+    elif not mode.may_trim:
         why = "enable_adaptive_verification is false"
     else:
-        why = obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
+        why = obstacle(config, target, drafter, 1 + mode.num_speculative_tokens)
     return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
 
 

@@ -63,7 +63,7 @@ class V2Worker(DraftingWorker):
             self.drafter.budget.costs = costs
         self._facts_to_send = WorkerFacts(
             costs,
-            lengths_to_choose(self.model_runner, self.drafter.options.draft_width),
+            lengths_to_choose(self.model_runner, self.drafter.mode.draft_width),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
             looks_up=self.drafter.step.texts is not None,
@@ -71,7 +71,7 @@ class V2Worker(DraftingWorker):
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:
-                log_free_drafts(self.drafter.options)
+                log_free_drafts(self.drafter.mode)
             log_lengths(self._facts_to_send, self.drafter.untrimmed)
 
     def end_step(self, output: Output) -> Output:
