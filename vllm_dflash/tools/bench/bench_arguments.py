@@ -11,14 +11,16 @@ from vllm_dflash.tools.arguments import (
     add_numbers,
     add_prompts,
     duration,
+    json_object,
     positive,
     share,
     whole,
 )
 from vllm_dflash.tools.bench.bench_datasets import add_dataset
 from vllm_dflash.tools.bench.bench_plan import LOADS
-from vllm_dflash.tools.bench.sides import LOOK_UPS, OPTIONS
+from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
 from vllm_dflash.tools.demo_files import demo_folder
+from vllm_dflash.vllms_own import OWN_KEYS
 
 FULL = {
     "seconds": 6.0,
@@ -57,6 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_folder(parser, "--out", "out/bench", about)
 
 
+def beside(written: str) -> str:
+    """Check a value of `--beside`: a name, or JSON of our options. Raises `ArgumentTypeError`."""
+    names = BLOCKS, *LOOK_UPS
+    if written in names:
+        return written
+    if not written.startswith("{"):
+        raise argparse.ArgumentTypeError(f"{written} is none of {', '.join(names)}")
+    if unknown := {*json_object(written)} - {*OWN_KEYS, "num_speculative_tokens"}:
+        raise argparse.ArgumentTypeError(f"not options of ours: {', '.join(sorted(unknown))}")
+    return written
+
+
 def _add_sides(sides: argparse._ArgumentGroup) -> None:
     about = "draft lengths of vLLM's own DFlash, one engine each, up to the drafter's maximum"
     add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
@@ -71,12 +85,12 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     sides.add_argument(
         "--beside",
         nargs="+",
-        choices=(*OPTIONS, *LOOK_UPS),
+        type=beside,
         default=[],
         metavar="ENGINE",
-        help="additional engines: blocks (ours without free drafts), fair (ours with the"
-        " objective 'fair'), ngram and suffix (vLLM's methods, which look up drafts in the text;"
-        " suffix needs arctic-inference)",
+        help="additional engines: ours with other options, as JSON ('{\"draft_window\": 256}'),"
+        " blocks (ours without free drafts), ngram and suffix (vLLM's methods, which look up drafts"
+        " in the text; suffix needs arctic-inference)",
     )
     about = "maximum tokens per request in every engine; raised by --context"
     add_number(sides, "--max-model-len", 1024, about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +23,7 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
     "suffix": {},
 }
 """Settings of vLLM's look-up methods; suffix uses vLLM's defaults."""
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "blocks": ("ours, blocks only", {"free_drafts": "off"}),
-    "fair": ("ours, fair", {"objective": "fair"}),
-}
-"""Ours with other options: the side's name, and the options."""
+BLOCKS = "blocks"
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
 
@@ -76,7 +73,7 @@ def make_sides(
 ) -> list[Side]:
     """Make the sides: plain, native DFlash at each fixed K, ours, ours at each fixed K, others.
 
-    `beside`: names in `OPTIONS` and `LOOK_UPS`.
+    `beside`: `BLOCKS` (ours without free drafts), methods in `LOOK_UPS`, and JSON of our options.
     """
     dflash: dict[str, Any] = {"method": "dflash", "model": drafter}
     sides = [Side(PLAIN, "plain", NO_PLUGIN, None)]
@@ -88,11 +85,12 @@ def make_sides(
         config = dflash | {"draft_length": "fixed", "num_speculative_tokens": k}
         sides.append(Side(f"ours K={k}", "ours fixed", PLUGIN, config))
     for name in beside:
-        if name in OPTIONS:
-            title, options = OPTIONS[name]
-            sides.append(Side(title, "beside", PLUGIN, dflash | options))
-        else:
+        if name in LOOK_UPS:
             sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
+            continue
+        options = {"free_drafts": "off"} if name == BLOCKS else json.loads(name)
+        called = "blocks only" if name == BLOCKS else ", ".join(f"{k} {options[k]}" for k in options)
+        sides.append(Side(f"ours, {called}", "beside", PLUGIN, dflash | options))
     return sides
 
 
