@@ -39,7 +39,12 @@ def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> 
 
 
 def take_vllm_out(
-    monkeypatch: pytest.MonkeyPatch, max_draft: int, *, is_async: bool = True, tree_nodes: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    max_draft: int,
+    *,
+    is_async: bool = True,
+    is_fair: bool = False,
+    tree_nodes: int = 0,
 ) -> None:
     """Make vLLM's schedulers do nothing, and ours plan up to `max_draft` drafts and places for
     trees of `tree_nodes` nodes."""
@@ -68,7 +73,11 @@ def take_vllm_out(
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
     mode = SimpleNamespace(
-        is_planned=True, draft_width=max_draft, tree_nodes=tree_nodes, most_active=None
+        is_planned=True,
+        is_fair=is_fair,
+        draft_width=max_draft,
+        tree_nodes=tree_nodes,
+        most_active=None,
     )
     monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)

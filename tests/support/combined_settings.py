@@ -42,6 +42,8 @@ SPECULATIVE: dict[str, dict[str, Changes]] = {
         "shared": {"free_drafts": "shared"},
     },
     "draft_length": {"adaptive": {"draft_length": "adaptive"}, "fixed": {"draft_length": "fixed"}},
+    "objective": {"throughput": NOTHING, "fair": {"objective": "fair"}},
+    "draft_window": {"whole": NOTHING, "12 tokens": {"draft_window": 12}},
     "drafts": {
         "unsaid": NOTHING,
         "below the block": {"num_speculative_tokens": 3},
@@ -104,6 +106,8 @@ SETTINGS = _settings()
 EXCLUDED: dict[Pair, str] = {
     pair(("draft_length", "fixed"), ("free_drafts", "shared")): "has no free drafts",
     pair(("draft_length", "adaptive"), ("search", "by rank")): "leaves no logits",
+    pair(("draft_length", "fixed"), ("objective", "fair")): "nothing is planned",
+    pair(("objective", "fair"), ("search", "by rank")): "nothing is planned",
     pair(("free_drafts", "shared"), ("search", "by rank")): "has no free drafts",
     pair(("drafter", "dflash2"), ("vocabulary", "reduced")): "so they must be equal",
     pair(("drafter", "lilicorr"), ("vocabulary", "reduced")): "so they must be equal",

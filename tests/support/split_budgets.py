@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.budget_split import split
+from vllm_dflash.planning.objective import worth_of
 
 BONUS, UNTOUCHED = 1, 99
 
@@ -32,17 +34,19 @@ def compare(
     slots = random.permutation(num_slots)[:count]
     drafts, others = random.integers(0, width + 1, count), random.integers(1, 4, count)
     survival = np.cumprod(chances[slots].astype(np.float64), axis=1)
-    order = sorted(
-        (-survival[request, place], request, place)
-        for request in range(count)
-        for place in range(drafts[request])
-    )
     found, expected = [], []
-    for budget in (0, len(order) // 2, len(order)):
+    for fair, part in product((False, True), (0.0, 0.5, 1.0)):
+        worth = worth_of(survival, fair)
+        order = sorted(
+            (-worth[request, place], request, place)
+            for request in range(count)
+            for place in range(drafts[request])
+        )
+        budget = int(part * len(order))
         ends = torch.full((2, num_slots + 1), UNTOUCHED, dtype=torch.int32, device=device)
         rows = torch.from_numpy(np.stack((drafts, others)).astype(np.int32)).to(device)
         there = torch.from_numpy(chances).to(device), torch.from_numpy(slots).to(device)
-        split(*there, rows, budget, BONUS, *ends)
+        split(*there, rows, budget, BONUS, *ends, fair=fair)
         found.append(ends[:, : count + 1].flatten().cpu())
         admitted = np.bincount([request for _, request, _ in order[:budget]], minlength=count)
         for kept in (admitted + BONUS, admitted + others):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_dflash.checkpoint.refusal import checked, described, nearest
+from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, nearest
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.vllms_own import OWN_KEYS
 
@@ -46,7 +46,9 @@ class SpeculativeSettings(BaseModel):
         " pay) or 'fixed' (always num_speculative_tokens)",
     )
     draft_window: int | None = _of_vllm(
-        "a positive number of tokens that the drafter's layers attend to at most", ge=1
+        "a positive number of tokens that the drafter's layers attend to at most",
+        ge=1,
+        lt=LARGEST,
     )
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
@@ -121,8 +123,9 @@ class SpeculativeSettings(BaseModel):
             raise ValueError(f"{why}.{remedy}") from None
         if settings.objective != "throughput" and settings.draft_length == "fixed":
             raise ValueError(
-                "objective is 'fair', but with draft_length 'fixed' nothing is planned: leave one"
-                " of the two out of the speculative config."
+                "objective is 'fair', but draft lengths are fixed (draft_length 'fixed', or"
+                " use_local_argmax_reduction), so nothing is planned: leave one of them out of the"
+                " speculative config."
             )
         if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(

@@ -20,7 +20,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
-from vllm_dflash.planning.objective import worth_of
+from vllm_dflash.planning.objective import price_of, worth_of
 from vllm_dflash.planning.places import Expected, best_given, best_trimmed, with_a_block
 from vllm_dflash.planning.planner import (
     CLOSE,
@@ -121,9 +121,11 @@ class AheadPlanner(LearningPlanner):
         if not self.is_started or not len(ids):
             return Ahead(limits, runs_block=True)
         count, context = len(ids), float(context_lens.sum())
-        plain = count / self.costs.plain(count, context)
-        # What reading a context for one more draft must bring, at the rate of plain decoding.
-        min_worth = plain * self.costs.attention.draft * context_lens
+        plain_seconds, drafting = self.costs.plain(count, context), self._drafting_seconds(count, context)
+        plain = count / plain_seconds
+        # What reading a context for one more draft must bring, at the lowest price.
+        price = price_of(count, plain, plain_seconds + drafting, self.fair)
+        min_worth = price * self.costs.attention.draft * context_lens
         min_worth[min_worth <= LEAST_READING] = 0.0
         rows = self._rows(ids)
         texts, nobody = worth_of(self.promises[rows], self.fair), np.full(count, -1)
@@ -132,7 +134,6 @@ class AheadPlanner(LearningPlanner):
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
-        drafting = self._drafting_seconds(count, context)
         blocks = self._best(Expected(limits, context_lens, min_worth, curves, groups, drafting))
         if blocks.rate > best.rate:
             best = replace(blocks, runs_block=True, promise=float(curves.sum()))

@@ -111,18 +111,19 @@ class Forecast:
     def observe(self, rows: Ints, curves: Floats, samples: Floats | None = None) -> None:
         """Add one step's drafts of D requests: survival of their blocks, and of the drafts that
         resulted if these are different, [D, w] each."""
-        samples = worth_of(curves if samples is None else samples, self._fair)
+        samples = curves if samples is None else samples
         scores, first = self._scores[rows], worth_of(curves[:, :1], self._fair)[:, 0]
         self._scores[rows] = scores + SCORE_RATE * (first - scores)
         self._step += 1
         places = (self._next + np.arange(len(rows))) % MAX_SAMPLES
         self._next = (self._next + len(rows)) % MAX_SAMPLES
         width, max_draft = samples.shape[1], self._curves.shape[1]
-        self._curves[places, :width] = samples
         if width < max_draft:  # a narrower block goes on falling as it did
             last = samples[:, -1:]
             ratio = last ** (1.0 / width)
-            self._curves[places, width:] = last * ratio ** np.arange(1, max_draft - width + 1)
+            more = last * ratio ** np.arange(1, max_draft - width + 1)
+            samples = np.concatenate([samples, more], axis=1)
+        self._curves[places] = worth_of(samples, self._fair)
         self._sample_scores[places] = scores
         self._born[places] = self._step
         self._unread += len(rows)
@@ -136,7 +137,8 @@ class Forecast:
         if len(recent) < ENOUGH_SAMPLES:
             assumed = ASSUMED_RATES[:, None] ** np.arange(1, curves.shape[1] + 1)
             curves = np.concatenate([curves[recent], worth_of(assumed, self._fair)])
-            scores = np.append(scores[recent], np.full(len(assumed), ASSUMED_RATES.mean()))
+            mean = worth_of(ASSUMED_RATES[:, None], self._fair).mean()
+            scores = np.append(scores[recent], np.full(len(assumed), mean))
             recent = np.arange(len(scores))
         best_first = recent[np.argsort(-scores[recent], kind="stable")]
         self.summary, self._unread = summarise(curves, scores, best_first), 0

@@ -33,7 +33,11 @@ def worth_of(survival: Floats, fair: bool) -> Floats:
 
 @register_jitable  # compiled where a compiled function calls it
 def rate_of(num_requests: int, worth: Number, seconds: Number, fair: bool) -> Number:
-    """Value per second of a step: tokens per second if all requests are equally fast."""
+    """Rate of a step: R times the mean speed of its requests, in tokens per second.
+
+    The mean is the arithmetic one, which makes that the tokens per second of the batch, or with
+    `fair` the geometric one.
+    """
     if fair:
         return num_requests * np.exp(worth / num_requests) / seconds
     return (num_requests + worth) / seconds

@@ -81,7 +81,7 @@ def drafted_groups(
     """Return each request's forecast group, [R]; -1: do not draft it, whatever others do.
 
     Drafting makes attention cost more, the longer the context is. A request is not drafted if it
-    loses by that alone at the price of a step without the drafter, which is the lowest price. Nor
+    loses by that alone at the lowest price that any step may have. Nor
     is one drafted whose free drafts yield as much. If this excludes all requests, all are tried.
     """
     groups, is_worth = np.zeros(len(batch.limits), np.int64), np.zeros(len(batch.limits), np.bool_)
@@ -151,7 +151,9 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
     chosen, best_width, best_rate, best_seconds = np.zeros(num_requests, np.bool_), 0, -np.inf, 0.0
     groups = np.full(num_requests, -1)
     if max_draft:
-        price = price_of(num_requests, undrafted_rate, undrafted_seconds, fair)
+        # The lowest price is that of the longest step, where it depends on the step's seconds.
+        longest = block_seconds(costs, float(num_requests * (1 + max_draft)), context)
+        price = price_of(num_requests, undrafted_rate, undrafted_seconds + longest, fair)
         groups = drafted_groups(costs, batch, summary, price, row)
     widest = num_able = num_waiting = 0
     for request in range(num_requests):
@@ -228,8 +230,8 @@ class OfferedDrafts(NamedTuple):
 def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> Ints:
     """Return how many of each request's drafts to verify; the result is exact.
 
-    Maximises `sum(worth) - price * seconds[count]` over all lengths. If the price is the best rate
-    that can be had (tokens per second), this reaches it (Dinkelbach's rule for ratios); what was
+    Maximises `sum(worth) - price * seconds[count]` over all lengths. At the price of the best step,
+    this reaches its rate (Dinkelbach's rule for ratios; for the logarithm, its tangent); what was
     already spent on drafting is sunk. A draft is never worth more than the one before it, so the
     best n are the n that are worth most, and only n has to be searched.
 
@@ -237,7 +239,7 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
         worth: what each draft is worth, less the time that it takes by itself, [R, w].
         limits: drafts of each request that can be verified, [R].
         seconds: time of a step that verifies 0 to C = sum(limits) drafts, [C + 1].
-        price: expected tokens that a second is worth.
+        price: worth that one more second must bring (`objective.price_of`).
 
     Returns:
         Lengths, [R].

@@ -64,6 +64,9 @@ class TreeGain:
             rate: rate of the best step with chains.
             fair: the objective; see `objective`.
         """
-        rates = rate_of(count, promise * self.ratios, seconds, fair)
+        worth = promise * self.ratios
+        if fair:  # the accepted drafts that the worth is the logarithm of, for each request alike
+            worth = count * np.log1p(self.ratios * np.expm1(promise / count))
+        rates = rate_of(count, worth, seconds, fair)
         best = int(rates.argmax())
         return best if rates[best] > rate else None

@@ -196,6 +196,17 @@ def test_rotation_by_layer_type(changes: Fields, means: Fields) -> None:
     assert DrafterSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+def test_a_users_window_limits_every_layer() -> None:
+    """Also in layers that rotate as full ones do, and keep that."""
+    spec = parse_config("it", {**QWEN, "layer_types": MIXED, "sliding_window": 20})
+    assert [spec.window_of(number) for number in range(5)] == [20, None, 20, 20, None]
+    for window, found in ((12, [12] * 5), (30, [20, 30, 20, 20, 30])):
+        limited = spec.model_copy(update={"draft_window": window})
+        assert [limited.window_of(number) for number in range(5)] == found
+        assert limited.rope_of(1) == spec.rope_of(1)
+        assert DrafterSpec.model_validate_json(limited.model_dump_json()) == limited
+
+
 MIXED = [SLIDING, FULL, SLIDING, SLIDING, FULL]
 OF_MIXED = (True, False, True, True, False)  # sliding layers are causal by default
 ALL, NONE = (True,) * 5, (False,) * 5

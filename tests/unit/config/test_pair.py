@@ -281,6 +281,13 @@ def test_overrides_reach_the_options(drafter: Path) -> None:
     )
 
 
+def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
+    settings = SpeculativeSettings(model=str(drafter), objective="fair", draft_window=12)
+    mode = resolve(settings, drafter_config(), target(), engine(), parallel())
+    assert from_json(mode.to_json()) == mode
+    assert (mode.is_fair, mode.drafter.draft_window) == (True, 12)
+
+
 @pytest.mark.parametrize(
     ("asked", "config", "width", "remarks"),
     [

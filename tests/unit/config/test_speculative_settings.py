@@ -80,7 +80,7 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"objective": "both"}, "objective must be 'throughput' .* or 'fair' .*, not 'both'"),
         (
             {"objective": "fair", "draft_length": "fixed"},
-            "objective is 'fair', but with draft_length 'fixed' nothing is planned: leave one",
+            "objective is 'fair', but draft lengths are fixed .*: leave one of them out",
         ),
         ({"draft_tree": 0}, "draft_tree must be 'off' .* up to 64, not 0"),
         ({"draft_tree": 65}, "draft_tree must be 'off' .* up to 64, not 65"),

@@ -119,6 +119,13 @@ def places_behind(scheduler: Any, *names: str) -> int:
     return scheduled.num_spec_tokens_to_schedule
 
 
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_plans_are_for_the_users_objective(monkeypatch: pytest.MonkeyPatch, is_fair: bool) -> None:
+    take_vllm_out(monkeypatch, 7, is_fair=is_fair)
+    scheduler: Any = DFlashAsyncScheduler()
+    assert scheduler.planner.fair == scheduler.planner.forecast._fair == is_fair
+
+
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number with the best rate for what rows take. All places if the device trims or nothing
     is planned; a chain's without a block, or if a worker says that all drafts are chains."""

@@ -166,6 +166,13 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
     assert harness.step(rows) == [[], expected[:2], [], []]
 
 
+def test_plans_are_for_the_users_objective(pair: Pair) -> None:
+    assert not DrafterHarness(pair).proposer.adapt_lengths(profiled_costs()).fair
+    harness = DrafterHarness(pair, objective="fair", draft_window=9)
+    assert harness.proposer.adapt_lengths(profiled_costs()).fair
+    assert {layer.self_attn.window for layer in harness.proposer.model.layers} == {9}
+
+
 def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
     harness = DrafterHarness(pair)
     proposer = harness.proposer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from vllm_dflash.tools.arguments import (
     add_folder,
@@ -66,9 +67,10 @@ def beside(written: str) -> str:
         return written
     if not written.startswith("{"):
         raise argparse.ArgumentTypeError(f"{written} is none of {', '.join(names)}")
-    if unknown := {*json_object(written)} - {*OWN_KEYS, "num_speculative_tokens"}:
+    options = json_object(written)
+    if unknown := {*options} - {*OWN_KEYS, "num_speculative_tokens"}:
         raise argparse.ArgumentTypeError(f"not options of ours: {', '.join(sorted(unknown))}")
-    return written
+    return json.dumps(options)
 
 
 def _add_sides(sides: argparse._ArgumentGroup) -> None:

@@ -50,7 +50,7 @@ class Side:
     def start(self, logs: Path, **arguments: Any) -> EngineProcess:
         """Start the engine in a process that logs to a file in `logs`."""
         return EngineProcess(
-            logs / f"{self.name.replace(' ', '-')}.log",
+            logs / f"{self.name.replace(' ', '-').replace('/', '-')}.log",
             environment=side_environment(self.plugins),
             speculative_config=self.speculative_config,
             **arguments,
@@ -89,7 +89,9 @@ def make_sides(
             sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
             continue
         options = {"free_drafts": "off"} if name == BLOCKS else json.loads(name)
-        called = "blocks only" if name == BLOCKS else ", ".join(f"{k} {options[k]}" for k in options)
+        called = "blocks only"
+        if name != BLOCKS:
+            called = ", ".join(f"{key} {value}" for key, value in options.items())
         sides.append(Side(f"ours, {called}", "beside", PLUGIN, dflash | options))
     return sides
 
