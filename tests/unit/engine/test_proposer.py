@@ -170,7 +170,7 @@ def test_plans_are_for_the_users_objective(pair: Pair) -> None:
     assert not DrafterHarness(pair).proposer.adapt_lengths(profiled_costs()).fair
     harness = DrafterHarness(pair, objective="fair", draft_window=9)
     assert harness.proposer.adapt_lengths(profiled_costs()).fair
-    assert {layer.self_attn.window for layer in harness.proposer.model.layers} == {9}
+    assert {one.window for one in harness.proposer.model.block.attentions()} == {9}
 
 
 def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
