@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_dflash.engine.v1.host_step import FixedLength
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
@@ -31,11 +31,11 @@ class ForcedTexts(FixedLength):
         width = int(self._dice.integers(1, 1 + min(self.max_draft, step.limits[drafted].max())))
         return Plan(drafted, width, price=1.0, speedup=1.0, uses_text=uses_text)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-        lengths = super().lengths(step, confidence)
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        lengths, from_text = super().lengths(step, confidence)
         if step.plan.uses_text and step.predicted is not None:
             predicted = step.predicted.lengths
             takes = self._whole or self._dice.random(step.num_requests) < 0.7
-            step.from_text = (predicted > 0) & takes
-            lengths = np.where(step.from_text, predicted, lengths)
-        return lengths if self._whole else self._dice.integers(0, lengths + 1)
+            from_text = (predicted > 0) & takes
+            lengths = np.where(from_text, predicted, lengths)
+        return lengths if self._whole else self._dice.integers(0, lengths + 1), from_text

@@ -9,7 +9,7 @@ import numpy as np
 
 from support.planner_world import steady_costs
 from vllm_dflash.engine.v1.host_step import FixedLength
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
@@ -30,8 +30,9 @@ class Erratic(FixedLength):
         width = min(width, int(step.limits[drafted].max()))
         return Plan(drafted, width, price=self._dice.random(), speedup=self._dice.random())
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-        return self._dice.integers(0, super().lengths(step, confidence) + 1)
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        lengths, from_text = super().lengths(step, confidence)
+        return self._dice.integers(0, lengths + 1), from_text
 
 
 class Watched:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.chances import (
     AGREEMENT,
     Chances,
@@ -235,8 +235,8 @@ class Planner(LearningPlanner):
         )
         return plan, seconds
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-        """Return how many drafts of each request to verify, [R]. Writes the step's `from_text`.
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        """Return how many drafts of each request to verify, and whether they are its text's, [R].
 
         Args:
             step: has its plan, `limits` of the drafted requests, [R], and what they `agreed` on.
@@ -268,10 +268,9 @@ class Planner(LearningPlanner):
             is_probe=plan.is_probe,
         )
         of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
-        step.from_text = of_texts > 0
         self.blocks.num_verified[rows] = of_blocks
         self.texts.num_verified[rows] = of_texts
-        return of_blocks + of_texts
+        return of_blocks + of_texts, of_texts > 0
 
     def observe(self, step: StepRecord) -> StepEstimate | None:
         """Learn what a step was made of, and what it cost where that is known.

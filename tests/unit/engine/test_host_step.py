@@ -17,7 +17,7 @@ from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord, StepEstimate
 from vllm_dflash.planning.texts import NgramIndex
 
@@ -59,17 +59,16 @@ class Scripted(FixedLength):
         self.asked.append(step)
         return self.plans.pop(0)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-        return np.minimum(step.limits, 2) * step.plan.drafted
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
 
 
 class FromText(Scripted):
     """Verifies all drafts that texts predict."""
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         assert step.predicted is not None
-        step.from_text = step.predicted.lengths > 0
-        return step.predicted.lengths
+        return step.predicted.lengths, step.predicted.lengths > 0
 
 
 class Host(HostStep):
@@ -299,9 +298,8 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
         def plan(self, step: StepRecord) -> Plan:
             return super().plan(step) if self.plans else Plan.nothing(step.num_requests)
 
-        def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-            step.from_text = np.array(from_text or [False] * count)
-            return np.array(lengths)
+        def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+            return np.array(lengths), np.array(from_text or [False] * count)
 
     host = Host(Told(drafting(*[True] * count)), looks_up=True)
     host.step(*[7] * count)

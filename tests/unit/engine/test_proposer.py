@@ -17,7 +17,7 @@ from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.engine.v2.exchange import Directions
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
 on_both_runners = pytest.mark.usefixtures("runner")
@@ -157,8 +157,8 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
         def plan(self, step: StepRecord) -> Plan:
             return replace(super().plan(step), drafted=np.array([False, True, False, False]))
 
-        def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-            return np.array([0, 2, 0, 0])
+        def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+            return np.array([0, 2, 0, 0]), np.zeros(4, bool)
 
     harness = DrafterHarness(pair)
     harness.proposer.adapt_lengths(profiled_costs())
@@ -213,10 +213,9 @@ class FromText(FixedLength):
             return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
         return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         self.agreed.append(step.agreed.tolist())
-        step.from_text = np.array(self.from_text)
-        return np.array(self.chosen)
+        return np.array(self.chosen), np.array(self.from_text)
 
 
 def planned_harness(pair: Pair, policy: FromText) -> Harness:

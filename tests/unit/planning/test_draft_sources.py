@@ -163,7 +163,8 @@ def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
         step.plan = ours.plan(step)
         step.agreed = np.array([agreed])
         step.plan = Plan(np.array([True]), 2, price=500.0, speedup=1.0, uses_text=True)
-        return ours.lengths(step, np.array([[0.9, 0.9]])).tolist(), step.from_text.tolist()
+        lengths, from_text = ours.lengths(step, np.array([[0.9, 0.9]]))
+        return lengths.tolist(), from_text.tolist()
 
     assert lengths(0) == ([2], [False])
     assert AGREEMENT * 2 + 2 == 18
@@ -177,9 +178,9 @@ def test_where_all_have_good_matches_the_drafter_rests() -> None:
     plan = ours.plan(step)
     assert (plan.width, plan.uses_text) == (0, True)
     step.plan = plan
-    lengths = ours.lengths(step, np.zeros((0, 0)))
+    lengths, from_text = ours.lengths(step, np.zeros((0, 0)))
     assert (lengths > 3).all()
-    assert step.from_text.all()
+    assert from_text.all()
 
 
 def test_only_who_has_no_match_is_drafted() -> None:
@@ -189,9 +190,9 @@ def test_only_who_has_no_match_is_drafted() -> None:
     plan = ours.plan(step)
     assert plan.drafted.tolist() == [False, True]
     step.plan = plan
-    lengths = ours.lengths(step, np.full((1, 2), 0.99))
+    lengths, from_text = ours.lengths(step, np.full((1, 2), 0.99))
     assert lengths.tolist() == [6, 2]
-    assert step.from_text.tolist() == [True, False]
+    assert from_text.tolist() == [True, False]
 
 
 def test_each_block_is_its_own_requests() -> None:
@@ -203,7 +204,7 @@ def test_each_block_is_its_own_requests() -> None:
     ours.plan(step)
     drafted = np.array([False, True, False, True, False])
     step.plan = Plan(drafted, 2, price=500.0, speedup=1.0, uses_text=True)
-    lengths = ours.lengths(step, np.array([[0.01, 0.01], [0.99, 0.99]]))
+    lengths, _ = ours.lengths(step, np.array([[0.01, 0.01], [0.99, 0.99]]))
     assert lengths.tolist() == [6, 0, 0, 2, 0]
     rows = ours._rows(step.ids)
     assert ours.blocks.confidence[rows, 0].tolist() == [0.0, 0.01, 0.0, 0.99, 0.0]
@@ -217,7 +218,7 @@ def test_a_step_that_rests_verifies_what_the_text_predicts() -> None:
     step.is_resting, step.predicted = True, predicted([6, 0], match=32)
     step.plan = ours.plan(step)
     assert step.plan.width == 0
-    assert ours.lengths(step, np.zeros((0, 0))).tolist() == [6, 0]
+    assert ours.lengths(step, np.zeros((0, 0)))[0].tolist() == [6, 0]
 
 
 def test_each_source_learns_from_its_own_drafts() -> None:

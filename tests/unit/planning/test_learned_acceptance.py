@@ -31,7 +31,7 @@ def draft(
     step = decoding(limits, ids=ids)
     block = np.array(confidence)
     step.plan = Plan(step.limits > 0, block.shape[1], price=price, speedup=2.0, min_verified=wanted)
-    return ours.lengths(step, block)
+    return ours.lengths(step, block)[0]
 
 
 def verify(

@@ -124,7 +124,7 @@ def test_nobody_is_drafted_beyond_its_limit() -> None:
         step = undrafted(3, np.array([0, MAX_DRAFT, 2]))
         step.plan = plan = ours.plan(step)
         assert not plan.drafted[0]
-        lengths = ours.lengths(step, np.full((plan.drafted.sum(), plan.width), 0.99))
+        lengths, _ = ours.lengths(step, np.full((plan.drafted.sum(), plan.width), 0.99))
         assert (lengths <= step.limits).all()
     nothing = ours.plan(undrafted(3, np.zeros(3, int)))
     assert nothing.width == 0
@@ -139,7 +139,7 @@ def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
     assert step.plan.drafted.all()
     confidence = np.full((8, step.plan.width), 0.97)
     confidence[4:] = 0.1
-    lengths = ours.lengths(step, confidence)
+    lengths, _ = ours.lengths(step, confidence)
     assert lengths[:4].min() > lengths[4:].max()
 
 

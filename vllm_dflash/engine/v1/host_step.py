@@ -29,7 +29,7 @@ from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import NO_BLOCKS, BlockDrafts, BlockForward
 from vllm_dflash.model.context_projection import ContextProjection
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 from vllm_dflash.planning.texts import NgramIndex, append_tokens
@@ -79,9 +79,10 @@ class FixedLength:
         width = min(self.max_draft, int(step.limits.max(initial=0)))
         return Plan(step.limits > 0, width, price=0.0, speedup=1.0)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> Ints:
-        """Verify all drafts."""
-        return np.minimum(step.limits, step.plan.width) * step.plan.drafted
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        """Verify all drafts of the blocks."""
+        lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
+        return lengths, np.zeros(len(lengths), bool)
 
     def observe(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
@@ -274,7 +275,7 @@ class HostStep:
         if step.plan.uses_text:
             self._compare(step, block)
         with step.timing("planning"):
-            step.lengths = self.policy.lengths(step, block.confidence)
+            step.lengths, step.from_text = self.policy.lengths(step, block.confidence)
         if not self.policy.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 
