@@ -101,7 +101,14 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
     "budget_split._split": [
-        {**WIDTHS, "BONUS": 1, "SLOTS": 1024, "PADDED_SLOTS": 2048, "PADDED_REQUESTS": count, "FAIR": fair}
+        {
+            **WIDTHS,
+            "BONUS": 1,
+            "SLOTS": 1024,
+            "PADDED_SLOTS": 2048,
+            "PADDED_REQUESTS": count,
+            "FAIR": fair,
+        }
         for count in (32, 1024)
         for fair in (False, True)
     ],

@@ -7,7 +7,7 @@ import numpy as np
 from support.planner_world import straight
 from vllm_dflash.planning.costs import CURVE_RATE, StepCosts, correct_level
 from vllm_dflash.planning.curves import Curve, correct_curve
-from vllm_dflash.planning.step import StepRecord, StepEstimate
+from vllm_dflash.planning.step import StepEstimate, StepRecord
 
 
 def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE) -> None:

@@ -11,7 +11,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Predicted, StepRecord, StepEstimate
+from vllm_dflash.planning.step import Predicted, StepEstimate, StepRecord
 
 MAX_DRAFT, MOST_FREE = 7, 16
 VERIFY_MS = {

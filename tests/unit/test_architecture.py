@@ -87,7 +87,13 @@ def test_every_mended_bug_has_an_issue_for_vllm() -> None:
     assert [*sections] == sorted(FIXES)
     for name, text in sections.items():
         parts = ["### [Bug]", "**Your current environment:** vLLM 0.32.0", "**Describe the bug:**"]
-        parts += ["**How to reproduce:**", "```python", "**Expected:**", "Found:", "**Suggested fix:**"]
+        parts += [
+            "**How to reproduce:**",
+            "```python",
+            "**Expected:**",
+            "Found:",
+            "**Suggested fix:**",
+        ]
         assert [part for part in parts if part not in text] == []
         assert "docs/engineering/upstream.md" in FIXES[name].read_text()
         assert f"[{name}](#{name.replace('.', '')})" in page

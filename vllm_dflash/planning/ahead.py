@@ -30,7 +30,7 @@ from vllm_dflash.planning.planner import (
     LearningPlanner,
     ProbeSchedule,
 )
-from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepRecord, StepEstimate
+from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepEstimate, StepRecord
 
 OLD_TOKENS = 24.0
 """Observations that all earlier ones count for once probes contradict them."""
@@ -121,7 +121,10 @@ class AheadPlanner(LearningPlanner):
         if not self.is_started or not len(ids):
             return Ahead(limits, runs_block=True)
         count, context = len(ids), float(context_lens.sum())
-        plain_seconds, drafting = self.costs.plain(count, context), self._drafting_seconds(count, context)
+        plain_seconds, drafting = (
+            self.costs.plain(count, context),
+            self._drafting_seconds(count, context),
+        )
         plain = count / plain_seconds
         # What reading a context for one more draft must bring, at the lowest price.
         price = price_of(count, plain, plain_seconds + drafting, self.fair)
@@ -231,7 +234,9 @@ class AheadPlanner(LearningPlanner):
         alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
-    def _learn_blocks(self, rows: Ints, step: StepRecord, outcomes: Outcomes, found: Floats) -> None:
+    def _learn_blocks(
+        self, rows: Ints, step: StepRecord, outcomes: Outcomes, found: Floats
+    ) -> None:
         """Learn from requests that had a block; `found`: survival of texts' predictions, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]

@@ -21,7 +21,7 @@ from vllm_dflash.planning.curves import (
     correct_curve,
     seconds_at,
 )
-from vllm_dflash.planning.step import StepRecord, StepEstimate, Work
+from vllm_dflash.planning.step import StepEstimate, StepRecord, Work
 
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1

@@ -31,8 +31,14 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.objective import price_of, worth_of
-from vllm_dflash.planning.search import UndraftedBatch, Choice, OfferedDrafts, best_step, choose_lengths
-from vllm_dflash.planning.step import Plan, RequestRows, StepRecord, StepEstimate
+from vllm_dflash.planning.search import (
+    Choice,
+    OfferedDrafts,
+    UndraftedBatch,
+    best_step,
+    choose_lengths,
+)
+from vllm_dflash.planning.step import Plan, RequestRows, StepEstimate, StepRecord
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""

@@ -18,7 +18,7 @@ from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.step import Plan, StepRecord, StepEstimate
+from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))

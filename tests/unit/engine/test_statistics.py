@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS, DraftStatistics
-from vllm_dflash.planning.step import Plan, StepRecord, StepEstimate
+from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 
 NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {
@@ -160,7 +160,9 @@ def test_parts_are_never_more_than_the_whole(
     verified = np.array([count for count, _, _, _ in rows], int)
     free = verified * np.array([is_free for _, is_free, _, _ in rows], int)
     produced = [decodes * (1 + min(count, most)) for count, _, decodes, most in rows]
-    step = StepRecord("x" * len(rows), np.array(produced, int), verified=verified, verified_free=free)
+    step = StepRecord(
+        "x" * len(rows), np.array(produced, int), verified=verified, verified_free=free
+    )
     now = DraftStatistics(7)
     for _ in range(times):
         now.observe_verification(step)

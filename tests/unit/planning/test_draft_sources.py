@@ -23,7 +23,7 @@ from vllm_dflash.planning.chances import AGREEMENT, TRUST, Chances, expect_texts
 from vllm_dflash.planning.chances import learn as learn_from
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.search import UndraftedBatch, OfferedDrafts, best_step, choose_lengths
+from vllm_dflash.planning.search import OfferedDrafts, UndraftedBatch, best_step, choose_lengths
 from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}

@@ -176,9 +176,7 @@ def test_more_samples_than_there_is_room_for() -> None:
     forecast = new_forecast(WIDTH)
     for value in (0.2, 0.4, 0.6):
         observe(forecast, np.zeros(300), np.full((300, WIDTH), value))
-    assert forecast.summary.mean_first_worth == pytest.approx(
-        (212 * 0.4 + 300 * 0.6) / MAX_SAMPLES
-    )
+    assert forecast.summary.mean_first_worth == pytest.approx((212 * 0.4 + 300 * 0.6) / MAX_SAMPLES)
 
 
 def test_a_narrow_block_is_continued_as_it_falls() -> None:

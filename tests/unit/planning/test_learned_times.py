@@ -109,7 +109,9 @@ def test_a_level_is_linear_between_powers_of_two() -> None:
 
 
 def timed(num_requests: int, rows: int, ms: float, **more: float) -> StepRecord:
-    step = StepRecord([str(row) for row in range(num_requests)], np.ones(num_requests, dtype=int), rows)
+    step = StepRecord(
+        [str(row) for row in range(num_requests)], np.ones(num_requests, dtype=int), rows
+    )
     step.target_seconds = ms / 1000
     for name, value in more.items():
         setattr(step, name, value)

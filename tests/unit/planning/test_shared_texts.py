@@ -10,8 +10,8 @@ from vllm_dflash.planning.texts import (
     END,
     LONGEST,
     SHORTEST_RECENT,
-    RecentOutputs,
     NgramIndex,
+    RecentOutputs,
     look_up_recent,
     remember,
 )

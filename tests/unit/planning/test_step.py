@@ -22,7 +22,9 @@ def decoding(*ids: str) -> StepRecord:
     return StepRecord(ids, np.ones(len(ids), dtype=int), rows=len(ids))
 
 
-def finish(clock: StepClock, fake: FakeTime, step: StepRecord, seconds: float, **more: bool) -> StepRecord:
+def finish(
+    clock: StepClock, fake: FakeTime, step: StepRecord, seconds: float, **more: bool
+) -> StepRecord:
     fake.now += seconds
     clock.finish(step, **more)
     return step

@@ -171,7 +171,10 @@ def test_other_options_of_ours_are_sides(
     assert fair.speculative_config is not None
     assert fair.speculative_config["draft_window"] == 64
     assert (blocks.plugins, fair.plugins, ngram.plugins) == ("dflash", "dflash", "")
-    for wrong, message in (("both", "none of blocks"), ('{"temperature": 1}', "not options of ours")):
+    for wrong, message in (
+        ("both", "none of blocks"),
+        ('{"temperature": 1}', "not options of ours"),
+    ):
         with pytest.raises(SystemExit):
             bench(tmp_path, *NOT_WIDENED, "--beside", wrong)
         assert message in capsys.readouterr().err

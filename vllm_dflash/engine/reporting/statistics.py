@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import StepRecord, StepEstimate
+from vllm_dflash.planning.step import StepEstimate, StepRecord
 
 UNIT = 1e-6
 """Unit of figures in messages: the field in vLLM's statistics holds only integers."""

@@ -143,9 +143,7 @@ class PlannedProposer(DFlashProposer):
         host.policy = planner
         if most_free:
             longest = self.runner.max_model_len
-            host.texts = NgramIndex(
-                self.max_batch_size, longest, most_free, shares_outputs=shares
-            )
+            host.texts = NgramIndex(self.max_batch_size, longest, most_free, shares_outputs=shares)
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.

@@ -285,7 +285,9 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         if not self._is_anew:
             self.statistics.step_seconds += self._clock.skip(names)
             return
-        step = StepRecord(names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens)
+        step = StepRecord(
+            names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens
+        )
         step.draft_rows = draft_rows
         if table is not None:
             step.produced = np.array(produced)
