@@ -116,7 +116,7 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
     policy = proposer.host.policy = ForcedTexts(proposer.width, whole=True)
     lengths, seen = policy.lengths, 0
 
-    def compared(step: StepRecord, confidence: np.ndarray) -> np.ndarray:
+    def compared(step: StepRecord, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         nonlocal seen
         predicted, batch = step.predicted, proposer.runner.input_batch
         assert predicted is not None

@@ -86,7 +86,7 @@ def test_for_requests_alike_both_objectives_are_the_same(chances: list[float], c
 
 @given(CHANCES, st.integers(1, 9))
 def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
-    """Requests alike, whose trees bring a quarter more than chains: the rate that is to be beaten decides."""
+    """Requests alike, whose trees bring a quarter more than chains."""
     gain, accepted = TreeGain([7]), float(survival_of(chances)[0].sum())
     promise = count * float(np.log1p(accepted))
     seconds = np.array([0.05])
