@@ -121,7 +121,7 @@ WITHOUT_MEANING: dict[Pair, str] = {
     },
 }
 """These have no effect of their own."""
-COMBINATIONS = covering(SETTINGS, {*EXCLUDED, *WITHOUT_MEANING}, seed=3)  # this gives the fewest
+COMBINATIONS = covering(SETTINGS, {*EXCLUDED, *WITHOUT_MEANING}, seed=0)  # this gives the fewest
 
 
 def described(combination: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ COMPUTED = np.array([7, 8000, 49, 500, 100, 300], np.int32)
 PROMPTS = np.array([200, 9000, 50, 450, 90, 250], np.int32)
 
 
-def bare(chances: float | Floats = 0.5) -> Any:
+def bare(chances: float | Floats = 0.5, *, fair: bool = False) -> Any:
     """A budget of six slots; `chances` are those that have arrived on the host, [6, 3]."""
     states = SimpleNamespace(
         max_num_reqs=SLOTS,
@@ -41,7 +41,7 @@ def bare(chances: float | Floats = 0.5) -> Any:
         _confidence_probs=torch.full((SLOTS, K), 0.5),
     )
     stream: Any = None
-    budget = DraftBudget.instead_of(whole, K, stream)
+    budget = DraftBudget.instead_of(whole, K, stream, fair=fair)
     for step, sent in ((-2, chances), (-1, 9), (0, 9)):
         values = torch.from_numpy(np.full((SLOTS, K), sent, np.float32))
         budget._sent.append(Sent(step, False, HostCopy(values)))
@@ -206,6 +206,22 @@ def test_how_a_budget_is_split_is_compiled_beforehand(
     budget._cu_num_logits = budget.query_start_loc = None
     budget.warm_up()
     assert seen == [[0], [*range(slots)]]
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_the_users_objective_decides_the_budget_and_its_split(
+    monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(module, "best_budget", lambda *_, fair: told.append(fair) or 1)
+    monkeypatch.setattr(module, "split", lambda *_, fair: told.append(fair))
+    budget = bare(fair=fair)
+    budget.costs = straight_costs()
+    budget._cu_num_logits = budget.query_start_loc = None
+    decode(budget, Directions(runs_block=True))
+    budget._split(torch.zeros(1), torch.ones(2, 1), budget=1)
+    assert told == [fair, fair]
+    assert budget.recent._fair == fair
 
 
 def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests() -> None:
