@@ -15,7 +15,7 @@
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
-# make figures measure again what README claims: an hour and a half alone on the machine; writes its table,
+# make figures measure again what README claims: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make recording   record the demo and a server in a terminal again, and draw README's picture of
 #              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
@@ -117,8 +117,8 @@ selection: setup
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
-    --native-k 1 3 --beside ngram blocks --temperature 0 0.7 --concurrency 1 8 32 --tokens 192 \
-    --seconds 16 --rounds 3 --warmup-rounds 0 --max-num-seqs 32 --kv-cache-memory-bytes 450000000
+    --native-k 1 3 --native-schedule none --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \
+    --warmup-rounds 0 --max-num-seqs 32 --kv-cache-memory-bytes 450000000
 figures: setup
 	scripts/run.sh python examples/smollm2_target.py
 	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
