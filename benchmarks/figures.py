@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
 NAMES = {
     "human_eval": "code (HumanEval)",
+    "chat": "chat",
     SCHEDULE: "the same, K by batch size",
     "": "the demo pair's",
 }
