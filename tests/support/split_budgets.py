@@ -34,7 +34,7 @@ def compare(
     chances = random.random((num_slots, width)).astype(np.float32)
     slots = random.permutation(num_slots)[:count]
     drafts, others = random.integers(0, width + 1, count), random.integers(1, 4, count)
-    survival: Floats = np.cumprod(chances[slots].astype(np.float64), axis=1)
+    survival: Floats = chances[slots].astype(np.float64).cumprod(axis=1)
     found, expected = [], []
     for fair, part in product((False, True), (0.0, 0.5, 1.0)):
         worth = worth_of(survival, fair)
