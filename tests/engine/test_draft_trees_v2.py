@@ -117,8 +117,8 @@ def test_chains_and_drawn_tokens_beside_trees(llm: LLM, plain: dict[str, list[li
 def test_trees_that_the_device_trims_and_texts_beside_them(
     plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one budget for all requests, the first nodes of their trees are verified, more for some
-    requests than for others. Some requests have chains that their texts predict."""
+    """One budget for all requests admits the first nodes of their trees, more of some requests'
+    than of others'. Some requests have chains that their texts predict."""
     settings = {**SETTINGS, "speculative_config": {**DFLASH, "draft_tree": NODES}}
     fix_costs(monkeypatch)
     with trimming(), engine("asynchronous", **settings) as llm:

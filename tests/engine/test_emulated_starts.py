@@ -110,7 +110,7 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
 
 
 def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
-    """With graphs for few lengths; rejected drafts leave no state behind."""
+    """Graphs cover few lengths; rejected drafts leave no state behind."""
     folder, target = hybrid
     prompts = [[(7 * row + 3 * i) % 300 for i in range(n)] for row, n in enumerate((9, 50, 70))]
     texts = [written(target, prompt) for prompt in prompts]

@@ -119,7 +119,7 @@ def shared(way: str) -> Iterator[LLM]:
 
 
 either_way = pytest.mark.parametrize("way", [*SCHEDULING, *MORE], indirect=True)
-"""With asynchronous scheduling, a step runs while another is scheduled or a request leaves."""
+"""Asynchronous scheduling runs a step while another is scheduled or a request leaves."""
 
 
 @pytest.fixture

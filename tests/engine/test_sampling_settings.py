@@ -1,4 +1,4 @@
-"""With DFlash, requests get what plain vLLM gives them, whatever they ask for, all at once."""
+"""Requests get from DFlash what plain vLLM gives them, whatever they ask for, all at once."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_settings_do_what_they_say(runs: Runs) -> None:
 @at_a_fixed_length
 @pytest.mark.parametrize("setting", SAMPLED)
 def test_a_seed_gives_the_same_tokens_again(runs: Runs, setting: str) -> None:
-    """With the same neighbours: with others, plain vLLM's tokens differ as well.
+    """Requests keep the same neighbours: with others, plain vLLM's tokens differ as well.
 
     Planned lengths depend on what was accepted before, and so does what a seed draws.
     """

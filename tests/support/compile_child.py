@@ -134,7 +134,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {**CHOICE, "HAS_BLOCK": False, "HAS_TEXT": False},
     ],
 }
-"""By kernel: values fixed at compile time, and types that differ."""
+"""Values fixed at compile time, and types that differ, by kernel."""
 
 
 def kernels() -> dict[str, Any]:

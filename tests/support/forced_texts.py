@@ -16,7 +16,7 @@ class ForcedTexts(FixedLength):
     agrees_across_ranks = False
 
     def __init__(self, max_draft: int, seed: int = 0, *, whole: bool = False) -> None:
-        """With `whole`, no request is drafted, and all that is predicted is verified."""
+        """Draft no request and verify all that is predicted if `whole` is set."""
         super().__init__(max_draft)
         self._dice = np.random.default_rng(seed)
         self._whole = whole

@@ -31,6 +31,13 @@ def worth_of(survival: Floats, fair: bool) -> Floats:
     return np.log1p(survival / (tokens - survival))
 
 
+def scaled(worth: float, ratios: Floats, num_requests: int, fair: bool) -> Floats:
+    """Worth of drafts if `ratios` times as many were accepted, of all requests alike, [S]."""
+    if fair:
+        return num_requests * np.log1p(ratios * np.expm1(worth / num_requests))
+    return worth * ratios
+
+
 @register_jitable  # compiled where a compiled function calls it
 def rate_of(num_requests: int, worth: Number, seconds: Number, fair: bool) -> Number:
     """Rate of a step: R times the mean speed of its requests, in tokens per second.

@@ -16,8 +16,8 @@ from vllm_dflash.planning.costs import decoding_seconds
 from vllm_dflash.planning.forecast import THRESHOLDS, Summary
 from vllm_dflash.planning.objective import rate_of
 
-LEAST_SURVIVAL = 1e-6
-"""Least survival of a draft that is given a place."""
+LEAST_WORTH = 1e-6
+"""Least worth of a draft that is given a place."""
 
 
 class Expected(NamedTuple):
@@ -132,8 +132,8 @@ def best_given(
             if number < len(alike):
                 length = min(alike[number], limits[request])
             else:
-                survives = max(min_worth[request], LEAST_SURVIVAL)
-                length = num_worth(curves[request], limits[request], survives)
+                least = max(min_worth[request], LEAST_WORTH)
+                length = num_worth(curves[request], limits[request], least)
                 while length and curves[request, length - 1] < THRESHOLDS[number - len(alike)]:
                     length -= 1
             lengths[number, request] = length

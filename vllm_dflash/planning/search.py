@@ -198,8 +198,15 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
                 for request in range(num_requests):
                     chosen[request] = 0 <= groups[request] <= group
     return Choice(
-        *(chosen, best_width, best_rate, best_seconds, undrafted_rate, undrafted_seconds),
-        *(plain_rate, plain_seconds, row),
+        drafted=chosen,
+        width=best_width,
+        rate=best_rate,
+        seconds=best_seconds,
+        undrafted_rate=undrafted_rate,
+        undrafted_seconds=undrafted_seconds,
+        plain_rate=plain_rate,
+        plain_seconds=plain_seconds,
+        row_seconds=row,
     )
 
 

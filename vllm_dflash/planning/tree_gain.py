@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.objective import rate_of
+from vllm_dflash.planning.objective import rate_of, scaled
 from vllm_dflash.planning.step import Outcomes
 
 HOPED = 1.25
@@ -64,9 +64,6 @@ class TreeGain:
             rate: rate of the best step with chains.
             fair: the objective; see `objective`.
         """
-        worth = promise * self.ratios
-        if fair:  # the accepted drafts that the worth is the logarithm of, for each request alike
-            worth = count * np.log1p(self.ratios * np.expm1(promise / count))
-        rates = rate_of(count, worth, seconds, fair)
+        rates = rate_of(count, scaled(promise, self.ratios, count, fair), seconds, fair)
         best = int(rates.argmax())
         return best if rates[best] > rate else None

@@ -91,7 +91,7 @@ def test_which_of_its_layers_may_be_quantised() -> None:
 
 
 def test_its_tensors_are_named_where_they_are_missing() -> None:
-    """By their current names, even if a checkpoint uses the old ones."""
+    """Tensors have their current names, even if a checkpoint uses the old ones."""
     spec = parse_config("it", config(**CONVOLUTIONS))
     found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
     assert sum("attention_conv" in name for name in found) == 2 * 2

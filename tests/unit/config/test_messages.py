@@ -221,7 +221,7 @@ def test_vllms_own_is_recommended_in_one_sentence_only() -> None:
 
 @pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}])
 def test_vllm_refuses_what_the_documentation_says(asked: dict[str, Any]) -> None:
-    """With any method. If it no longer does, docs/compatibility.md and README are out of date."""
+    """vLLM does so with any method. If it stops, docs/compatibility.md and README are wrong."""
     with pytest.raises(VLLMValidationError, match="not yet supported with speculative decoding"):
         SamplingParams(**asked)._validate_spec_decode(cast(SpeculativeConfig, object()))
     page = (ROOT / "docs" / "compatibility.md").read_text()

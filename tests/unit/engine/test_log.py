@@ -28,7 +28,7 @@ from vllm_dflash.engine.v2.exchange import WorkerFacts, log_lengths
 def test_the_start_line_names_drafter_and_draft_length(
     tmp_path: Path, draft_length: Any, room: int, nodes: int, said: str
 ) -> None:
-    """With the numbers that vLLM prints in its own lines."""
+    """Numbers are those that vLLM prints in its own lines."""
     spec = make_pair(tmp_path).spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
         log_active(Mode(room, 5, draft_length, spec, tree_nodes=nodes))

@@ -106,7 +106,7 @@ def test_an_observation_counts_half_after_two_thousand_others() -> None:
 
 
 def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
-    """By hand. The bias of all requests fades by 2% a block, a request's own by a tenth."""
+    """Biases by hand: that of all requests fades by 2% a block, a request's own by a tenth."""
     chances = Chances.of(4, 4)
     assert bias_of(chances, np.array([0, 3])).tolist() == [1.0, 1.0]
 

@@ -11,7 +11,7 @@ from support.planner_world import straight_costs
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.forecast import THRESHOLDS, Forecast
 from vllm_dflash.planning.places import (
-    LEAST_SURVIVAL,
+    LEAST_WORTH,
     Expected,
     best_given,
     best_trimmed,
@@ -72,7 +72,7 @@ def test_given_alike_or_by_a_threshold(seed: int) -> None:
     limits, _, min_survival, curves, _, _ = expected
     alike = np.array(sorted({K, *rng.integers(1, K + 1, 2).tolist()}))
     ragged_seconds = float(rng.choice([0.0, 0.002]))
-    is_worth = (curves > np.maximum(min_survival, LEAST_SURVIVAL)[:, None]) & (
+    is_worth = (curves > np.maximum(min_survival, LEAST_WORTH)[:, None]) & (
         np.arange(K) < limits[:, None]
     )
     survive = (is_worth & (curves >= THRESHOLDS[:, None, None])).sum(axis=2)  # [T, R]

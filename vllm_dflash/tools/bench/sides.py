@@ -88,9 +88,10 @@ def make_sides(
         if name in LOOK_UPS:
             sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
             continue
-        options = {"free_drafts": "off"} if name == BLOCKS else json.loads(name)
-        called = "blocks only"
-        if name != BLOCKS:
+        if name == BLOCKS:
+            called, options = "blocks only", {"free_drafts": "off"}
+        else:
+            options = json.loads(name)
             called = ", ".join(f"{key} {value}" for key, value in options.items())
         sides.append(Side(f"ours, {called}", "beside", PLUGIN, dflash | options))
     return sides
