@@ -9,7 +9,6 @@
 # make mutants plant faults by machine in pure code, see which ones unit tests miss: hours
 # make faults  plant the hand-written faults of tests/faults, one after the other: half an hour
 #              at first, to learn which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
-# make coverage   which statements unit tests execute, which engine tests do, and which neither does
 # make hazards every hazard of speculative decoding, on both runners, and all tests that take minutes:
 #              about an hour
 # make fuzz    hypothesis with new random examples, many of them
@@ -23,7 +22,7 @@
 #              versions
 .PHONY: demo check test setup test-unit test-engine test-v2 test-emulated test-next test-cluster
 .PHONY: test-server
-.PHONY: mutants faults coverage seams next hazards fuzz selection gpu figures recording
+.PHONY: mutants faults seams next hazards fuzz selection gpu figures recording
 
 SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
 demo: setup
@@ -104,13 +103,9 @@ next: setup
 # These continue where they were interrupted.
 mutants: setup
 	$(ONE_THREAD) scripts/run.sh mutmut run
-	scripts/run.sh python tests/faults/mutants.py
 
 faults: setup
 	PYTHONPATH=tests scripts/run.sh python -m faults.plant $(ARGS)
-
-coverage: setup
-	PYTHONPATH=tests scripts/run.sh python -m faults.coverage_report $(ARGS)
 
 selection: setup
 	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table

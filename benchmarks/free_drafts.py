@@ -54,7 +54,7 @@ class Sources:
 
         drafter = self.drafter
         if not hasattr(self, "sources"):
-            texts, planner = drafter.host.texts, drafter.host.policy
+            texts, planner = drafter.host.free_drafts, drafter.host.planner
             blocks = Planner(drafter.width, drafter.max_batch_size, planner.costs)
             self.sources = {
                 BOTH: (texts, planner),
@@ -63,7 +63,7 @@ class Sources:
             }
         most, host = drafter.mode.most_free, drafter.host
         drafter.most_free = min(int(side), most) if side.isdigit() else most
-        host.texts, host.policy = self.sources[BOTH if side.isdigit() else side]
+        host.free_drafts, host.planner = self.sources[BOTH if side.isdigit() else side]
 
 
 class SourcedAnswers(EngineAnswers):

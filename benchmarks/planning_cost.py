@@ -45,7 +45,7 @@ class Switch:
 
         def plan_for_nothing(planner: Planner, step: StepRecord) -> Plan:
             Planner.plan(planner, step)
-            return Plan.nothing(step.num_requests, skip_steps=7)
+            return Plan.without_block(step.num_requests, holds_for=7)
 
         planner = self.drafter.host.policy
         planner.plan = MethodType(Planner.plan if allowed else plan_for_nothing, planner)

@@ -34,7 +34,7 @@ from vllm_dflash.tools.bench.bench_record import cpu_name
 ROOT = Path(__file__).parents[1]
 CAST, PICTURE = ROOT / "docs" / "demo.cast", ROOT / "docs" / "demo.svg"
 COMMANDS = (
-    "vllm-dflash demo",
+    "make --silent demo",
     "examples/serve.sh > out/server.log 2>&1 &",
     "curl --silent --retry 300 --retry-connrefused --retry-delay 1 http://127.0.0.1:8000/health",
     "grep --only-matching 'vllm-dflash .* is active: drafter [^,]*' out/server.log",

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -27,8 +28,6 @@ from rich.progress import track
 from soak.behaviours import COMPLETIONS, MODEL
 from soak.clients import connected
 from soak.soaked_server import SoakServer
-from vllm_dflash.cluster.local_ray import local_ray
-from vllm_dflash.cluster.replicas.replica_settings import Settings
 from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
 from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
@@ -37,7 +36,12 @@ from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
-DEMO = Path(__file__).parent.parent / "models" / "demo"
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))  # where ray_engines lies
+
+from ray_engines.local_ray import local_ray
+from ray_engines.replica_settings import Settings
+
+DEMO = Path(__file__).parents[1] / "models" / "demo"
 ENGINE = "vllm serve"
 Measured = dict[tuple[int, str], list[float]]
 
@@ -102,7 +106,7 @@ def start(
     stack.enter_context(local_ray(wanted, show_log=False))
     from ray import serve
 
-    from vllm_dflash.cluster.replicas.application import build
+    from ray_engines.application import build
 
     serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     stack.callback(serve.shutdown)

@@ -40,7 +40,7 @@ ROUNDS = 6
 
 def never(planner: Planner, step: StepRecord) -> Plan:
     """A plan without drafts."""
-    return Plan.nothing(step.num_requests, skip_steps=7)
+    return Plan.without_block(step.num_requests, holds_for=7)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@
 # Without a download, the demo pair that is inside:
 #   docker run ... vllm-dflash:cuda models/demo/target \
 #       --speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'
-# vLLM 0.32 instead of 0.33: --build-arg VLLM=v0.32.0
-ARG VLLM=v0.33.0
+# vLLM 0.33 instead of 0.32, which is tested on GPUs: --build-arg VLLM=v0.33.0
+ARG VLLM=v0.32.0
 FROM vllm/vllm-openai:${VLLM}
 
 WORKDIR /opt/vllm-dflash

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from vllm_dflash.cluster.batch_parts import FORMATS
-from vllm_dflash.cluster.batch_run import BatchResult, BatchSettings, run
-from vllm_dflash.cluster.local_ray import local_ray
+from ray_engines.batch_parts import FORMATS
+from ray_engines.batch_run import BatchResult, BatchSettings, run
+from ray_engines.local_ray import local_ray
 from vllm_dflash.tools.arguments import not_negative, positive
 from vllm_dflash.tools.console import output_console
 

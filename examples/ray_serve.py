@@ -4,7 +4,7 @@
     scripts/run.sh python examples/client.py                        # from another terminal
     scripts/run.sh python examples/ray_serve.py --replicas 4 --min-replicas 1 \\
         --model Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 -- --dtype bfloat16
-    scripts/run.sh serve run --app-dir examples ray_serve:app max_replicas=2
+    PYTHONPATH=$PWD/examples scripts/run.sh serve run ray_serve:app max_replicas=2
 
 Ctrl-C ends all of it. docs/ray_serve.md says what happens when a replica dies.
 """
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vllm_dflash.cluster.local_ray import local_ray
-from vllm_dflash.cluster.replicas.replica_settings import Settings
+from ray_engines.local_ray import local_ray
+from ray_engines.replica_settings import Settings
 from vllm_dflash.tools.arguments import not_negative, positive
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ APPLICATION = "vllm-dflash"
 
 def app(settings: Settings) -> "Application":
     """Build the application for `serve run`, from the `key=value` of its command line."""
-    from vllm_dflash.cluster.replicas.application import build
+    from ray_engines.application import build
 
     return build(settings)
 

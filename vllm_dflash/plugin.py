@@ -10,12 +10,12 @@ schedulers by reading vLLM's sources. This module imports nothing heavy.
 Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
 example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.
 
-Wrapped vLLM functions:
+Wrapped vLLM functions (18 and 20 wrap two more):
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can
     be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
- 2. `MultiprocExecutor.take_draft_token_ids` (`v1/v1_scheduling.py`). Drafts come with the
+ 2. `MultiprocExecutor.take_draft_token_ids` (`v1/v1_scheduler.py`). Drafts come with the
     step's output, so no separate call fetches them. Replaced by: drafts in `ModelRunnerOutput`.
 
 vLLM settings that we fill in (`_apply` here, `config/engine_settings.py`):
@@ -88,7 +88,7 @@ Draft lengths on V2 (`engine/v2/trimming.py`):
 
 Draft trees on V2, only if requested (`engine/v2/trees/draft_trees.py`):
 
-19. In a runner, before graphs are captured: `prepare_attn` gives nodes the positions of their
+17. In a runner, before graphs are captured: `prepare_attn` gives nodes the positions of their
     depths after vLLM has given them consecutive slots; `rejection_sampler` is a subclass of vLLM's,
     which walks trees along what vLLM's `gumbel_sample` draws; and `forward` of the target's
     attention layers applies the trees' masks (`engine/v2/trees/tree_attention.py`). The speculator
@@ -98,7 +98,7 @@ Draft trees on V2, only if requested (`engine/v2/trees/draft_trees.py`):
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
-17. `StatLoggerManager.__init__` is wrapped in the front end, to add our stat logger before vLLM's
+18. `StatLoggerManager.__init__` is wrapped in the front end, to add our stat logger before vLLM's
     Prometheus logger; `vllm.stat_logger_plugins` would load ours for plain engines too. Our
     schedulers' figures reach it as `SchedulerStats.running_lora_adapters`, a declared field, and
     are removed from it before vLLM's logger reads that. Replaced by: stat loggers named in an
@@ -106,7 +106,7 @@ Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometh
 
 vLLM bugs fixed here, in workers and schedulers:
 
-18. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: one file per bug, which says when to delete it
+19. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: one file per bug, which says when to delete it
     (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
     `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
@@ -179,11 +179,13 @@ def _wrap_front_end() -> None:
     def create_speculative_config(
         self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
+        from vllm_dflash.config.engine_settings import start_from_users, users_kept
         from vllm_dflash.config.speculative_settings import SpeculativeSettings, requested_settings
 
         def read(engine_args: EngineArgs) -> SpeculativeConfig | None:
             return original(engine_args, target_model_config, *args, **kwargs)
 
+        users = start_from_users(self)
         requested = requested_settings(self)
         if requested is None:
             return read(self)
@@ -207,11 +209,13 @@ def _wrap_front_end() -> None:
                 )
         if reasons:
             leave_to_vllm(self, config, reasons)
-            return read(self)
+            restore_draft_model()
+            with users_kept(self, users):
+                return read(self)
         with _refusals_logged(ValueError, RuntimeError):
             settings = SpeculativeSettings.of(requested)
             mode = _select(self, settings, config, target_model_config, *args, **kwargs)
-        with _refusals_logged(DrafterError):
+        with _refusals_logged(DrafterError), users_kept(self, users):
             return read_by_vllm(read, self, target_model_config, mode.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
@@ -283,7 +287,7 @@ def _select(
 def _apply(
     engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode, *, is_hybrid: bool
 ) -> None:
-    """Place hooks 3 to 9, 17 and 20, all of them in the front end."""
+    """Place hooks 3 to 9, 18 and 20, all of them in the front end."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -307,7 +311,7 @@ def _apply(
     manager = engine_args.disable_hybrid_kv_cache_manager
     if mode.runner == "v1" and manager is None and not is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True
-    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 17
+    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
     resolve_obj_by_qualname(REFUSE_REQUESTS)()  # hook 20
 
 
@@ -317,4 +321,18 @@ def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:
 
     from vllm_dflash.checkpoint.spec import ARCHITECTURE
 
+    models = getattr(ModelRegistry, "models", {})
+    if ARCHITECTURE in models:
+        _vllms_own.setdefault(ARCHITECTURE, models[ARCHITECTURE])
     ModelRegistry.register_model(ARCHITECTURE, kind)
+
+
+_vllms_own: dict[str, Any] = {}
+"""vLLM's entries of its registry that ours have replaced, by architecture."""
+
+
+def restore_draft_model() -> None:
+    """Take hook 6 back, for an engine that vLLM's own DFlash runs."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    getattr(ModelRegistry, "models", {}).update(_vllms_own)

@@ -15,7 +15,11 @@ from typing import Any
 
 NEEDED = (
     *("vllm.v1.worker.gpu.model_runner", "vllm.v1.attention.backends.triton_attn"),
-    *("vllm.entrypoints.llm", "vllm_dflash.engine.v2.v2_workers", "vllm_dflash.engine.scheduler"),
+    *(
+        "vllm.entrypoints.llm",
+        "vllm_dflash.engine.v2.v2_workers",
+        "vllm_dflash.engine.choose_scheduler",
+    ),
     *("vllm_dflash.engine.v2.speculator", "vllm_dflash.model.draft_model"),
 )
 ON_CUDA = ("vllm._C_stable_libtorch", "vllm.v1.attention.backends.flash_attn")

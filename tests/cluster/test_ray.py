@@ -17,7 +17,7 @@ from support.engines import FIXED, TARGET, held_out_prompts
 from support.ray_child import MARK
 from support.ray_cluster import HEAD, NOT_UP, RayCluster, ray_cluster
 from support.waiting import PATIENCE_S, wait_until
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER
+from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER_V1
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify
@@ -90,7 +90,7 @@ def test_two_nodes_write_what_plain_decoding_writes(
     assert {worker["node"] for worker in workers} == {HEAD, "127.0.0.3"}
     assert len({worker["actor"] for worker in workers} - {None}) == 2
     for worker, stats in zip(workers, told["stats"], strict=True):
-        assert worker["worker"] == CPU_WORKER
+        assert worker["worker"] == CPU_WORKER_V1
         assert worker["has_plugin"]
         assert worker["mark"] == "carried"
         assert worker["threads"] == 1  # its bundle has one CPU

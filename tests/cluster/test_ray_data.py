@@ -19,13 +19,13 @@ import pytest
 from pyarrow import Table, parquet
 from vllm import LLM
 
+from ray_engines.batch_parts import finished_ids, read_parts
+from ray_engines.batch_run import BatchSettings, count_ids, read, run
+from ray_engines.local_ray import local_ray
 from support import ROOT
 from support.engines import greedy, held_out_prompts
 from support.replica_load import of_kind
 from support.waiting import wait_for_end, wait_until
-from vllm_dflash.cluster.batch_parts import finished_ids, read_parts
-from vllm_dflash.cluster.batch_run import BatchSettings, count_ids, read, run
-from vllm_dflash.cluster.local_ray import local_ray
 
 EXAMPLE = ROOT / "examples" / "ray_data.py"
 ROWS, BATCH, TOKENS = 24, 4, 32

@@ -15,12 +15,12 @@ import psutil
 import pytest
 from vllm import LLM
 
+from ray_engines.client_errors import REPLICA_DIED
 from support import ROOT
 from support.engines import greedy, held_out_prompts
 from support.replica_load import TOKENS, Asked, Load, of_kind, served_by, shared_memory_of
 from support.servers import MODEL, Server, free_port, running
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
-from vllm_dflash.cluster.replicas.client_errors import REPLICA_DIED
 
 pytestmark = pytest.mark.server
 EXAMPLE = ROOT / "examples" / "ray_serve.py"

@@ -194,7 +194,7 @@ def check_metrics(asked: Asked, answer: RequestOutput, where: str) -> None:
 
 def check_shared(llm: LLM, asked: list[Asked], answers: Answers) -> None:
     """Check that no prompt is in the texts that other requests' drafts are looked up in."""
-    texts = None if USES_V2 else proposer_of(llm).host.texts
+    texts = None if USES_V2 else proposer_of(llm).host.free_drafts
     if texts is None:
         return
     recent = texts._recent

@@ -39,7 +39,7 @@ from support.tree_ranks import interpreting_ranks
 from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -125,7 +125,7 @@ def test_trees_that_the_device_trims_and_texts_beside_them(
         assert proposer_of(llm).trees.is_attached
         assert proposer_of(llm).budget is not None
         prefer(llm, monkeypatch, text=0.6, block=0.5)
-        directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=5 * len(most)))
+        directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=5 * len(most)))
         statistics, verified = proposer_of(llm).statistics, list[list[int]]()
         count = statistics.count_verified
 

@@ -121,13 +121,13 @@ def test_a_copy_whose_source_is_freed_before_its_stream_has_read_it(
 
 
 def test_a_wait_of_the_host_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DeviceStep.run
+    original = DeviceStep.after_block
 
-    def waiting(step: DeviceStep, batch: Any, *args: Any, **kwargs: Any) -> None:
+    def waiting(step: DeviceStep, batch: Any, **kwargs: Any) -> None:
         batch.slots.sum().item()
-        original(step, batch, *args, **kwargs)
+        original(step, batch, **kwargs)
 
-    monkeypatch.setattr(DeviceStep, "run", waiting)
+    monkeypatch.setattr(DeviceStep, "after_block", waiting)
     assert look(monkeypatch).waits["item"] > 0
 
 

@@ -199,21 +199,6 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path, draft_window: int | 
         assert counted(reference.acceptance_lengths, tokens) == counted(got, tokens)
 
 
-@pytest.mark.skipif(not USES_V2, reason="on V1, test_random_traffic.py does more of this")
-def test_hazard_1_a_preempted_request_goes_on_as_if_nothing_had_happened(plain: Plain) -> None:
-    """Too little cache for all, so requests are preempted and computed again."""
-    prompts, speculative = PROMPTS[:8], dict(FIXED)
-    blocks = 18  # enough for all prompts, but not for their whole texts
-    with engine(
-        speculative_config=speculative, max_num_seqs=8, num_gpu_blocks_override=blocks
-    ) as llm:
-        assert token_ids(llm, prompts, greedy(NEW_TOKENS)) == plain.tokens[:8]
-        (preemptions,) = (m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
-        (stats,) = llm.collective_rpc("dflash_stats")
-    assert preemptions > 0
-    assert stats["mean_acceptance_length"] > LEAST_ACCEPTANCE
-
-
 TOP_LEVEL = {
     "mask_token_id": 301,
     "target_layer_ids": [1, 3],

@@ -39,7 +39,7 @@ def costs_before_a_step(llm: Any) -> StepCosts:
     """Return the costs that the planner starts from, in the scheduler or in the worker."""
     if (facts := getattr(worker_of(llm), "_facts_to_send", None)) is not None:
         return facts.costs
-    return worker_of(llm).drafter.host.policy.costs
+    return worker_of(llm).drafter.host.planner.costs
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULING[-1:])

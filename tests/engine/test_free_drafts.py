@@ -52,7 +52,7 @@ def llm(shared: LLM) -> Iterator[LLM]:
 def test_off_is_off(plain: list[list[int]]) -> None:
     off = {**DFLASH, "free_drafts": "off"}
     with engine(speculative_config=off, **settings()) as llm:
-        assert proposer_of(llm).host.texts is None
+        assert proposer_of(llm).host.free_drafts is None
         assert proposer_of(llm).num_speculative_tokens == 7
         assert token_ids(llm, PROMPTS[:2], greedy(16)) == [text[:16] for text in plain[:2]]
 
@@ -68,7 +68,7 @@ def test_forced_ones_of_any_length_beside_blocks(
 ) -> None:
     """Texts go to the context limit, with prompts in chunks and too little cache for all."""
     proposer = proposer_of(llm)
-    proposer.host.policy = ForcedTexts(proposer.width, seed)
+    proposer.host.planner = ForcedTexts(proposer.width, seed)
     assert write(llm) == plain
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["free_accepted_tokens"] > 200
@@ -77,7 +77,7 @@ def test_forced_ones_of_any_length_beside_blocks(
 
 def test_all_that_is_predicted(llm: LLM, plain: list[list[int]]) -> None:
     proposer = proposer_of(llm)
-    proposer.host.policy = ForcedTexts(proposer.width, whole=True)
+    proposer.host.planner = ForcedTexts(proposer.width, whole=True)
     assert write(llm) == plain
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["drafted_steps"] == 0
@@ -88,12 +88,12 @@ def test_all_that_is_predicted(llm: LLM, plain: list[list[int]]) -> None:
 def test_nonsense(llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that always predicts something wrong costs time and nothing else."""
     proposer, dice = proposer_of(llm), np.random.default_rng(0)
-    proposer.host.policy = ForcedTexts(proposer.width, whole=True)
+    proposer.host.planner = ForcedTexts(proposer.width, whole=True)
 
     def nonsense(request: int, length: int) -> list[int]:
         return dice.integers(0, proposer.runner.input_batch.vocab_size, length).tolist()
 
-    monkeypatch.setattr(proposer.host.texts, "tokens", nonsense)
+    monkeypatch.setattr(proposer.host.free_drafts, "tokens", nonsense)
     assert write(llm) == plain
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["free_draft_tokens"] > 50 * stats["free_accepted_tokens"]
@@ -102,7 +102,7 @@ def test_nonsense(llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPa
 def test_planned_ones(llm: LLM, plain: list[list[int]]) -> None:
     proposer = proposer_of(llm)
     most_free = proposer.num_speculative_tokens
-    proposer.host.policy = Planner(proposer.width, 6, steady_costs(6), most_free=most_free)
+    proposer.host.planner = Planner(proposer.width, 6, steady_costs(6), most_free=most_free)
     assert write(llm) == plain
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["free_accepted_tokens"] > 0.5 * stats["free_draft_tokens"] > 0
@@ -113,7 +113,7 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
 ) -> None:
     """The text includes tokens of the running step, which the runner has not stored yet."""
     proposer = proposer_of(llm)
-    policy = proposer.host.policy = ForcedTexts(proposer.width, whole=True)
+    policy = proposer.host.planner = ForcedTexts(proposer.width, whole=True)
     lengths, seen = policy.lengths, 0
 
     def compared(step: StepRecord, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +128,7 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
             text = [*state.prompt_token_ids, *state.output_token_ids, *new]
             match = int(predicted.matches[request])
             assert match >= SHORTEST
-            drafts = proposer.host.texts.tokens(request, int(predicted.lengths[request]))
+            drafts = proposer.host.free_drafts.tokens(request, int(predicted.lengths[request]))
             known = "," + ",".join(map(str, text)) + ","
             pattern = "," + ",".join(map(str, [*text[-match:], drafts[0]])) + ","
             assert pattern in known
@@ -153,7 +153,7 @@ def test_what_others_were_answered(plain: list[list[int]]) -> None:
     params, expected = greedy(NEW_TOKENS, ignore_eos=True), [text[:NEW_TOKENS] for text in plain]
     with engine(speculative_config=asked, **settings(num_gpu_blocks_override=40)) as llm:
         proposer, accepted = proposer_of(llm), []
-        proposer.host.policy = ForcedTexts(proposer.width, whole=True)
+        proposer.host.planner = ForcedTexts(proposer.width, whole=True)
         for _ in range(2):
             proposer.statistics.clear()
             assert token_ids(llm, PROMPTS, params) == expected

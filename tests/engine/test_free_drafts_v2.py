@@ -24,7 +24,7 @@ from support.engines import (
 from support.interpreter import triton_attention
 from support.trimming import trimming
 from vllm_dflash.engine.v2.draft_slots import Batch
-from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -69,7 +69,7 @@ def test_texts_are_taken_wherever_they_promise_more(
     """Also if no block is run: then the drafter never runs."""
     plain, llm = both
     prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda most: Ahead(most, runs_block, min_verified=len(most)))
+    directed(llm, monkeypatch, lambda most: PlanAhead(most, runs_block, min_verified=len(most)))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -85,7 +85,7 @@ def test_blocks_are_taken_wherever_they_promise_more(
 ) -> None:
     plain, llm = both
     prefer(llm, monkeypatch, text=0.0, block=0.9)
-    directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=2 * len(most)))
+    directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=2 * len(most)))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -101,10 +101,10 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     plain, llm = both
     speculator = proposer_of(llm)
     prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=3 * len(most)))
+    directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=3 * len(most)))
     count_from_here(llm)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
-    texts = speculator.step.texts
+    texts = speculator.step.free_drafts
 
     def nonsense(_: Any, batch: Batch) -> None:
         count = len(batch.slots)
@@ -127,14 +127,14 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     # At least twice: what was learned in earlier tests is sent after the first steps of this one.
     for turn in range(8):
         assert token_ids(llm, PROMPTS, PARAMS) == plain
-        if turn and min(planner.texts.seen.sum(), planner.blocks.seen.sum()) > 20:
+        if turn and min(planner.text_chances.seen.sum(), planner.block_chances.seen.sum()) > 20:
             break
     stats = stats_of(llm)
     assert stats["accepted_tokens"] > stats["free_accepted_tokens"] > 0
-    assert planner.texts.seen.sum() > 20
-    assert planner.blocks.seen.sum() > 20
+    assert planner.text_chances.seen.sum() > 20
+    assert planner.block_chances.seen.sum() > 20
     # The device has been told, except for what was learned in the last steps.
-    learned = torch.from_numpy(planner.texts.rates).float()
+    learned = torch.from_numpy(planner.text_chances.rates).float()
     assert torch.allclose(speculator.step.slots.rates[1], learned, atol=0.1)
     fresh = type(speculator.step.slots)(1, 7, torch.device("cpu")).rates
     assert not torch.equal(speculator.step.slots.rates, fresh)
@@ -151,7 +151,7 @@ def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPat
         trimming(),
         engine("asynchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm,
     ):
-        directed(llm, monkeypatch, lambda most: Ahead(most, True, min_verified=2 * len(most)))
+        directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=2 * len(most)))
         assert token_ids(llm, prompts, params) == plain
         stats = stats_of(llm)
     assert 0 < stats["accepted_tokens"] <= stats["draft_tokens"]

@@ -40,7 +40,7 @@ from support.reference_trees import acceptance_lengths
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
@@ -112,7 +112,7 @@ def shared(way: str) -> Iterator[LLM]:
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:
             if way == FREE:
                 prefer(llm, patch, text=0.95, block=0.9)
-                directed(llm, patch, lambda most: Ahead(most, runs_block=True))
+                directed(llm, patch, lambda most: PlanAhead(most, runs_block=True))
             yield llm
             (stats,) = llm.collective_rpc("dflash_stats")
             assert way != FREE or stats["free_draft_tokens"] > 0

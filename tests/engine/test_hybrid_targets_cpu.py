@@ -76,10 +76,10 @@ def test_drafts_of_any_length_leave_no_state_behind(tmp_path: Path, family: str)
     written: list[list[int]] = []
     speculative: dict[str, Any] = {**DFLASH, "model": str(tmp_path / "drafter")}
     with engine(speculative_config=speculative, **settings) as llm:
-        proposer_of(llm).host.policy = FixedLength(7)
+        proposer_of(llm).host.planner = FixedLength(7)
         with forced_drafts(llm, texts, lambda place: place % 8):
             written += serve(llm)
-            proposer_of(llm).host.policy = ForcedTexts(7)  # random requests and lengths
+            proposer_of(llm).host.planner = ForcedTexts(7)  # random requests and lengths
             written += serve(llm)
             written += serve(llm, next_turn(written[:3]))
             assert prefix_cache_hits(llm) == plain_hits

@@ -29,7 +29,7 @@ from support.fake_time import FakeTime
 from support.planner_world import straight
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
-from vllm_dflash.engine.v2 import scheduling
+from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.planning import step
 from vllm_dflash.planning.costs import StepCosts
@@ -83,7 +83,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     profiled = StepCosts.of(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
     for kind in (V1CPUWorker, V2CPUWorker):
         monkeypatch.setattr(kind, "measure", lambda _: profiled)
-    for module in (step, step_clock, scheduling):
+    for module in (step, step_clock, v2_scheduler):
         monkeypatch.setattr(module, "time", time)
     with engine(
         speculative_config={**DFLASH, "free_drafts": "off"},  # their rows vary
@@ -108,7 +108,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
             costs = scheduler_of(llm).planner.costs
             stats = scheduler_of(llm).statistics.to_dict()
         else:
-            costs = drafter.host.policy.costs
+            costs = drafter.host.planner.costs
             (stats,) = llm.collective_rpc("dflash_stats")
 
     def often(part: str) -> list[int]:

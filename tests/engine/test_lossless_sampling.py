@@ -56,7 +56,7 @@ def continuations(
     with engine(speculative_config=speculative, max_num_seqs=REQUESTS) as llm:
         if speculative:
             proposer = proposer_of(llm)
-            proposer.host.policy = make_policy()
+            proposer.host.planner = make_policy()
         torch.manual_seed(first_seed)
         outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
         stats = llm.collective_rpc("dflash_stats")[0] if speculative else {}

@@ -18,7 +18,7 @@ from support.chi_square import p_value
 from support.device_decisions import directed, prefer
 from support.engines import DFLASH, engine, fix_costs, held_out_prompts, proposer_of
 from support.trimming import trimming
-from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -49,7 +49,9 @@ def continuations(speculative: dict[str, Any] | None) -> tuple[list[tuple[int, .
         with engine("asynchronous", **settings) as llm:
             if speculative:
                 prefer(llm, patch, text=0.6, block=0.5)
-                directed(llm, patch, lambda most: Ahead(most, True, min_verified=EACH * len(most)))
+                directed(
+                    llm, patch, lambda most: PlanAhead(most, True, min_verified=EACH * len(most))
+                )
             outputs = llm.generate([prompt] * SAMPLES, params, use_tqdm=False)
             stats = proposer_of(llm).statistics if speculative else None
     return [tuple(output.outputs[0].token_ids) for output in outputs], stats

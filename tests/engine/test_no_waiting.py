@@ -28,7 +28,7 @@ from support.trimming import trimming
 from support.waiting_calls import lines_counted, waits_noted
 from vllm_dflash.engine.v2 import trimming as trimming_module
 from vllm_dflash.engine.worker import DraftingWorker
-from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [
     pytest.mark.parametrize("runner", ["v2"], indirect=True),
@@ -86,13 +86,13 @@ def llm(request: pytest.FixtureRequest) -> Any:
     ):
         trees = proposer_of(llm).trees
         assert (trees is not None and trees.is_attached) == (request.param == "trees")
-        assert proposer_of(llm).step.texts is not None
+        assert proposer_of(llm).step.free_drafts is not None
         kinds = cycle(
             [
-                lambda most: Ahead(most, True),
-                lambda most: Ahead(np.minimum(most, 3), False),
-                lambda most: Ahead(np.zeros_like(most)),
-                lambda most: Ahead(np.minimum(most, np.arange(len(most)) % 3), True),
+                lambda most: PlanAhead(most, True),
+                lambda most: PlanAhead(np.minimum(most, 3), False),
+                lambda most: PlanAhead(np.zeros_like(most)),
+                lambda most: PlanAhead(np.minimum(most, np.arange(len(most)) % 3), True),
             ]
         )
         directed(llm, patch, lambda most: next(kinds)(most))

@@ -33,7 +33,7 @@ NEW_TOKENS = 24
 
 class Never(FixedLength):
     def plan(self, step: StepRecord) -> Plan:
-        return Plan.nothing(step.num_requests)
+        return Plan.without_block(step.num_requests)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def shared() -> Iterator[LLM]:
 @pytest.fixture
 def llm(shared: LLM) -> LLM:
     assert shared.reset_prefix_cache()
-    proposer_of(shared).adapt_lengths(steady_costs(4))
+    proposer_of(shared).start_planning(steady_costs(4))
     return shared
 
 
@@ -57,7 +57,7 @@ def prompt(shared: LLM) -> list[int]:
 
 
 def drafts(llm: LLM, policy: FixedLength) -> None:
-    proposer_of(llm).host.policy = policy
+    proposer_of(llm).host.planner = policy
 
 
 def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
@@ -81,7 +81,7 @@ def run(llm: LLM, *prompts: list[int], new_tokens: int = NEW_TOKENS) -> None:
 def expected(shared: LLM, prompt: list[int]) -> list[int]:
     """Acceptance from an empty cache."""
     assert shared.reset_prefix_cache()
-    proposer_of(shared).adapt_lengths(steady_costs(4))
+    proposer_of(shared).start_planning(steady_costs(4))
     found = acceptance(shared, prompt)
     assert max(found) > 3
     return found
@@ -121,7 +121,7 @@ def test_after_so_much_else_that_the_waiting_rows_went_round(
 ) -> None:
     """Rows that must make space are stored."""
     monkeypatch.setattr(backlog_module, "MAX_ROWS", 288)  # a small ring
-    proposer_of(llm).adapt_lengths(steady_costs(4))
+    proposer_of(llm).start_planning(steady_costs(4))
     backlog = proposer_of(llm).host.backlog
     stored: list[int] = []
     store = backlog._store

@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 from coverage import Coverage, CoverageData
 
-from faults.source import Function, function_at, functions_in
+from faults.source import FOLDERS, Function, function_at, functions_in
 
 CHILDREN = """
 [run]
-source = {package}
+source = {sources}
 data_file = {folder}/of_children
 parallel = true
 sigterm = true
@@ -59,11 +59,11 @@ class Executed:
 
     def __init__(self, root: Path, folder: Path):
         self.root, self.folder = root, folder
-        package = str(root / "vllm_dflash")
-        self.coverage = Coverage(data_file=None, source=[package], config_file=False)
+        sources = [str(root / folder) for folder in FOLDERS]
+        self.coverage = Coverage(data_file=None, source=sources, config_file=False)
         self.temporary = Path(tempfile.mkdtemp(prefix="executed-"))
         settings = self.temporary / "children.ini"
-        settings.write_text(CHILDREN.format(package=package, folder=self.temporary))
+        settings.write_text(CHILDREN.format(sources=",".join(sources), folder=self.temporary))
         os.environ["COVERAGE_PROCESS_START"] = str(settings)
         self.seconds: dict[str, float] = defaultdict(float)
         self.outcomes: dict[str, set[str]] = defaultdict(set)

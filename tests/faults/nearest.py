@@ -101,12 +101,12 @@ class Records:
         path = record_of(self.folder, runner, file)
         return Record(runner, file, json.loads(path.read_text())) if path.exists() else None
 
-    def stale(self, kinds: tuple[str, ...], *, strictly: bool = False) -> list[tuple[str, str]]:
-        """Return runner and file of records to make; `strictly`: engine tests' like unit tests'."""
+    def stale(self, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
+        """Return runner and file of records to make."""
         found = []
         for runner, file in self.files(kinds):
             record = self.read(runner, file)
-            sources_too = strictly or file.split("/")[1] == UNIT
+            sources_too = file.split("/")[1] == UNIT
             if record is None or not record.is_fresh(self.root, sources_too=sources_too):
                 found.append((runner, file))
         return found

@@ -88,10 +88,10 @@ class Planting:
         return Outcome(fault.name, caught_by, stage, seconds, print_of(fault))
 
 
-def make_records(kinds: tuple[str, ...], jobs: int, *, strictly: bool = False) -> Records:
+def make_records(kinds: tuple[str, ...], jobs: int) -> Records:
     """Return what tests of these kinds execute; measure what is missing."""
     records = Records(ROOT, BUILD / "executed")
-    if todo := records.stale(kinds, strictly=strictly):
+    if todo := records.stale(kinds):
         print(f"what {len(todo)} files of tests execute is measured first", flush=True)
 
         def measuring(runner: str, files: list[str]) -> Callable[[Copy], str]:

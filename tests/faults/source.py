@@ -1,4 +1,4 @@
-"""Functions in the package's source: their lines, and the names they mention."""
+"""Functions in the source that faults are planted in: their lines, and the names they mention."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+FOLDERS = ("vllm_dflash", "examples/ray_engines")
+"""Folders that faults are planted in."""
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -97,12 +99,12 @@ def names_set_at(text: str, lines: set[int]) -> set[str]:
 
 
 class PackageSource:
-    """All functions of the package, and which mention which."""
+    """All functions in FOLDERS, and which mention which."""
 
     def __init__(self, root: Path):
         self.root = root
         self.functions: dict[str, list[Function]] = {}
-        for path in sorted((root / "vllm_dflash").rglob("*.py")):
+        for path in sorted(file for folder in FOLDERS for file in (root / folder).rglob("*.py")):
             file = str(path.relative_to(root))
             self.functions[file] = functions_in(file, path.read_text())
 

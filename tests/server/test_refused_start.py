@@ -1,4 +1,4 @@
-"""`vllm serve` with a drafter that is refused; test_bad_input.py tests what is refused."""
+"""`vllm serve` with a drafter that is refused; tests/unit/config tests what is refused."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`engine/v2/scheduling.py` and `trimming.py` for the simulated pipeline, with ours in them."""
+"""`engine/v2/v2_scheduler.py` and `trimming.py` for the simulated pipeline, with ours in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import NOBODY, StepRecord
+from vllm_dflash.planning.step import NO_DRAFTS, StepRecord
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 
@@ -42,10 +42,9 @@ class Ours:
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
         outcomes, names = verified.outcomes, scheduled.names
-        source = np.where(scheduled.is_fresh, NOBODY, outcomes.source)
+        source = np.where(scheduled.is_fresh, NO_DRAFTS, outcomes.source)
         done = StepRecord(names, verified.produced)
-        own = np.where(source == NOBODY, 0, outcomes.admitted)
-        done.verified = own if self.planner.trims else scheduled.given
+        done.verified = outcomes.admitted if self.planner.trims else scheduled.given
         done.rows = int(scheduled.others.sum() + done.verified.sum())
         done.context_lens = scheduled.context
         done.draft_rows = self._block_rows

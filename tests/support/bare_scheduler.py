@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.v2 import scheduling
+from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import OUTCOMES
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning.cadence import Cadence
@@ -80,7 +80,7 @@ def take_vllm_out(
         most_active=None,
     )
     monkeypatch.setattr(Mode, "of", lambda _: mode)
-    monkeypatch.setattr(scheduling, "drafted_length", lambda _: MAX_LEN)
+    monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: MAX_LEN)
     # Steps that take no time would be planned only now and then.
     monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
 

@@ -38,7 +38,7 @@ TYPES = {
     **dict.fromkeys(("chain_chances", "probabilities"), "*fp32"),
 }
 """Types of arguments; the others are numbers."""
-KINDS = {"NOBODY": 0, "BLOCK": 1, "TEXT": 2}
+KINDS = {"NO_DRAFTS": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
 GRADING = {**KINDS, "REQUEST_MEMORY": 0.9, "HEAD": 6, "COLUMNS": 11, "CUTS": 3}
 CHOICE = {

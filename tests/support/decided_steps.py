@@ -14,7 +14,7 @@ from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.planning.step import NOBODY
+from vllm_dflash.planning.step import NO_DRAFTS
 
 CPU = torch.device("cpu")
 LONGEST_TEXT = 200
@@ -76,8 +76,10 @@ class World:
             if self.random.random() < 0.2:
                 continue  # in its prompt
             held = self.by_hand.slots[slot]
-            admitted = self.random.integers(0, self.width + 1) if held.source != NOBODY else 0
-            accepted = self.random.integers(0, admitted + 1)
+            admitted = self.random.integers(0, self.width + 1)
+            # A placeholder is never accepted.
+            most_accepted = admitted * (held.source != NO_DRAFTS)
+            accepted = self.random.integers(0, most_accepted + 1)
             sampled[request], rejected[request] = 1 + accepted, admitted - accepted
             came = self.random.integers(0, 3, 1 + accepted)
             if held.match and self.random.random() < 0.8:

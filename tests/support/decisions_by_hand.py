@@ -9,7 +9,7 @@ import numpy as np
 from support.chances_by_hand import Bias, Calibration
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.planning.chances import AGREEMENT, TRUST
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 TOO_CLOSE = 1e-5
 """Difference of two promises that rounding may swap."""
@@ -20,7 +20,7 @@ class Held:
     """Contents of a slot."""
 
     width: int
-    source: int = NOBODY
+    source: int = NO_DRAFTS
     match: int = 0
     tokens: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
@@ -106,7 +106,7 @@ class DecisionsByHand:
         uses_text = promises[1] > promises[0]
         if abs(promises[1] - promises[0]) < TOO_CLOSE:
             uses_text = decided == TEXT
-        held.source = NOBODY if confidence is None else BLOCK
+        held.source = NO_DRAFTS if confidence is None else BLOCK
         result = [last] * width if confidence is None else given
         if uses_text:
             held.source, result = TEXT, held.tokens
@@ -123,25 +123,26 @@ class DecisionsByHand:
         graded: tuple[list[tuple[int, float, int]], ...] = ([], [])
         outcomes = []
         for slot, produced, refused, text in zip(slots, sampled, rejected, texts, strict=True):
-            held, admitted, tells, came_true = self.slots[slot], 0, 0, 0
-            if produced and held.source != NOBODY:
-                admitted = produced - 1 + refused
-            if held.source == BLOCK and admitted:
-                graded[0].append((slot, sum(held.block_survival[:admitted]), produced - 1))
+            held, verified, tells, came_true = self.slots[slot], 0, 0, 0
+            admitted = produced - 1 + refused if produced else 0
+            if held.source != NO_DRAFTS:
+                verified = admitted
+            if held.source == BLOCK and verified:
+                graded[0].append((slot, sum(held.block_survival[:verified]), produced - 1))
             if held.match and produced:
                 compared = tells = 1
-                if held.source == TEXT and admitted:
-                    compared, tells = admitted, min(produced, self.width)
+                if held.source == TEXT and verified:
+                    compared, tells = verified, min(produced, self.width)
                 newest = text[len(text) - produced :]
                 while came_true < tells and newest[came_true] == held.tokens[came_true]:
                     came_true += 1
                 expected = sum(held.text_survival[:compared])
                 graded[1].append((slot, expected, min(came_true, compared)))
             length = self.width if held.match else 0
-            accepted = produced - 1 if admitted else 0
-            counts = held.source, admitted, held.match, length, tells, came_true, admitted, accepted
+            accepted = produced - 1 if verified else 0
+            counts = held.source, admitted, held.match, length, tells, came_true, verified, accepted
             outcomes.append([*counts, 0, 0, 0, *held.confidence])  # no tree was cut
-            held.source, held.match = NOBODY, 0
+            held.source, held.match = NO_DRAFTS, 0
         for bias, each in zip(self.biases, graded, strict=True):
             bias.observe(
                 np.array([slot for slot, _, _ in each], np.int64),

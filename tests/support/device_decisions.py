@@ -12,14 +12,14 @@ from vllm import LLM
 from support.engines import proposer_of, scheduler_of
 from vllm_dflash.engine.v2 import trimming
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.ahead import Ahead
+from vllm_dflash.planning.ahead import PlanAhead
 
 
-def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], Ahead]) -> None:
+def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], PlanAhead]) -> None:
     """Make `plan` plan each step from the most drafts that each request can use, [R]. If the device
     trims, as many drafts are verified as the plan says, and no more."""
 
-    def planned(ids: Any, context_lens: Ints, limits: Ints, steps: int) -> Ahead:
+    def planned(ids: Any, context_lens: Ints, limits: Ints, steps: int) -> PlanAhead:
         return plan(limits)
 
     def as_directed(*given: Any, **_: Any) -> int:
@@ -30,13 +30,13 @@ def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], A
     monkeypatch.setattr(trimming, "best_budget", as_directed)
 
 
-def lengths_in_turn(*lengths: int) -> Callable[[Ints], Ahead]:
+def lengths_in_turn(*lengths: int) -> Callable[[Ints], PlanAhead]:
     """Return plans in turn, each with one length for all requests; length 0 runs no block."""
     left = iter(lengths * 10_000)
 
-    def plan(limits: Ints) -> Ahead:
+    def plan(limits: Ints) -> PlanAhead:
         length = next(left)
-        return Ahead(
+        return PlanAhead(
             np.minimum(limits, length), runs_block=length > 0, min_verified=length * len(limits)
         )
 

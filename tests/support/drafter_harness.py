@@ -285,7 +285,7 @@ class SpeculatorHarness(Harness):
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"))
-        self.proposer.step.texts = None  # none are kept here
+        self.proposer.step.free_drafts = None  # none are kept here
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:

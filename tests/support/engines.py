@@ -21,7 +21,7 @@ from support import DEMO
 from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.config.mode import CPU_WORKER, CPU_WORKER_V2, GPU_WORKER
+from vllm_dflash.config.mode import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.tools.prompts import read_prompts
@@ -93,7 +93,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter, it would rightly draft nothing.
     """
     # By name: on a GPU nothing may import the workers for CPUs.
-    kinds = (GPU_WORKER,) if current_platform.is_cuda() else (CPU_WORKER, CPU_WORKER_V2)
+    kinds = (GPU_WORKER,) if current_platform.is_cuda() else (CPU_WORKER_V1, CPU_WORKER_V2)
     for kind in kinds:
         monkeypatch.setattr(
             f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)

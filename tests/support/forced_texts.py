@@ -26,8 +26,8 @@ class ForcedTexts(FixedLength):
         rests = self._whole or step.is_resting or self._dice.random() < 0.5
         drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.7)
         if rests or not drafted.any():
-            skip_steps = 0 if step.is_resting else int(self._dice.integers(0, 4))
-            return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
+            holds_for = 0 if step.is_resting else int(self._dice.integers(0, 4))
+            return Plan.without_block(step.num_requests, holds_for=holds_for, uses_text=uses_text)
         width = int(self._dice.integers(1, 1 + min(self.max_draft, step.limits[drafted].max())))
         return Plan(drafted, width, price=1.0, speedup=1.0, uses_text=uses_text)
 

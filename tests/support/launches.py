@@ -15,8 +15,12 @@ from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.trimming import DraftBudget
 
 NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh")
-
-
+OURS = (
+    (DeviceStep, "before_block"),
+    (DeviceStep, "after_block"),
+    (DraftBudget, "record_confidences"),
+    (DraftBudget, "reallocate_drafts"),
+)
 COPY = "aten::to.dtype_layout"
 
 
@@ -39,7 +43,7 @@ class _Operations(TorchDispatchMode):
 @contextmanager
 def launches_counted(found: Counter[str]) -> Iterator[None]:
     """Count what `DeviceStep` and `DraftBudget` launch inside the block."""
-    run_kernel, run = GridExecutor.__call__, DeviceStep.run
+    run_kernel = GridExecutor.__call__
 
     def kernel(grid: Any, *args: Any, **kwargs: Any) -> Any:
         mode = _innermost()
@@ -48,25 +52,16 @@ def launches_counted(found: Counter[str]) -> Iterator[None]:
                 found[f"kernel {grid.fn.__name__}"] += 1
             return run_kernel(grid, *args, **kwargs)
 
-    def step(self: Any, batch: Any, fresh: Any, run_block: Any) -> None:
-        def uncounted() -> bool:
-            with _disable_current_modes():
-                return run_block()
-
-        with _Operations(found):
-            run(self, batch, fresh, uncounted)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GridExecutor, "__call__", kernel)
-        patch.setattr(DeviceStep, "run", step)
-        for name in ("record_confidences", "reallocate_drafts"):
-            original = getattr(DraftBudget, name)
+        for owner, name in OURS:
+            original = getattr(owner, name)
 
-            def counted(*args: Any, original: Any = original) -> Any:
+            def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
                 with _Operations(found):
-                    return original(*args)
+                    return original(*args, **kwargs)
 
-            patch.setattr(DraftBudget, name, counted)
+            patch.setattr(owner, name, counted)
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning.step import BLOCK, NOBODY, Outcomes
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, Outcomes
 
 
 def outcomes_of(
@@ -19,13 +19,13 @@ def outcomes_of(
     came_true: list[int] | None = None,
     accepted: list[int] | None = None,
 ) -> Outcomes:
-    """Return outcomes of R requests with drafts of one kind; without drafts, source is NOBODY."""
+    """Return outcomes of R requests with drafts of one kind; the others have none (`NO_DRAFTS`)."""
     count = len(admitted)
     drafts = np.array(admitted)
     nothing = np.zeros(count, np.int64)
     sure = 0.0 if confidence is None else confidence
     return Outcomes(
-        np.where(drafts > 0, source, NOBODY),
+        np.where(drafts > 0, source, NO_DRAFTS),
         drafts,
         np.full(count, matches),
         np.full(count, lengths),

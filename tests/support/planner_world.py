@@ -100,7 +100,7 @@ class World:
         lengths = np.zeros(num, dtype=int)  # drafts to verify in the coming step
         truth: Floats = np.zeros((num, MAX_DRAFT))
         waiting = np.zeros(num, dtype=int)
-        skip_steps = 0
+        holds_for = 0
         free, from_text = np.zeros(num, dtype=int), np.zeros(num, dtype=bool)
         for _ in range(steps):
             lucky = np.cumprod(self._rng.random((num, MAX_DRAFT)) < truth, axis=1).sum(axis=1)
@@ -120,11 +120,11 @@ class World:
             step.target_seconds = verify * (1 + self.noise * self._rng.normal())
             waiting += 1 + accepted
             step.limits, step.waiting = np.full(num, MAX_DRAFT), waiting
-            step.is_resting = skip_steps > 0
-            skip_steps -= step.is_resting
+            step.is_resting = holds_for > 0
+            holds_for -= step.is_resting
             if not step.is_resting:
                 step.plan = self.policy.plan(step)
-                skip_steps = step.plan.skip_steps
+                holds_for = step.plan.holds_for
             elif step.predicted is not None:
                 step.plan = self.policy.plan(step)
             truth = self._truth(ids)

@@ -21,7 +21,7 @@ from vllm_dflash.planning.chances import (
     TRUST,
     Chances,
 )
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Learned, Outcomes
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Learned, Outcomes
 
 
 class Verified(NamedTuple):
@@ -55,7 +55,7 @@ class SimulatedDevice:
 
     def forget(self, slots: Ints) -> None:
         """Clear these slots for new requests."""
-        self.source[slots] = NOBODY
+        self.source[slots] = NO_DRAFTS
         self._length[slots] = 0
         self.chances[slots] = 0.0
         self._bias[:, slots] = 0.0
@@ -78,9 +78,9 @@ class SimulatedDevice:
             admitted = np.bincount(best // self.width, minlength=len(slots))
         source = self.source[slots]
         right = np.where(source == BLOCK, self._block_true[slots], self._text_true[slots])
-        accepted = np.where(source == NOBODY, 0, np.minimum(admitted, right))
+        accepted = np.where(source == NO_DRAFTS, 0, np.minimum(admitted, right))
         length, match = self._length[slots], self._match[slots]
-        own = np.where(source == NOBODY, 0, admitted)
+        own = np.where(source == NO_DRAFTS, 0, admitted)
         of_block, of_text = ((source == kind) & (own > 0) for kind in (BLOCK, TEXT))
         known = np.where(of_text, np.minimum(1 + accepted, length), np.minimum(length, 1))
         came_true = np.minimum(self._text_true[slots], known)
@@ -90,10 +90,10 @@ class SimulatedDevice:
         came = np.minimum(came_true, compared)
         self._learn(1, slots[has], self._of_text, compared[has], came[has])
         confidence = self._confidence[slots]
-        became = source, own, match, length, known, came_true, own, accepted
+        became = source, admitted, match, length, known, came_true, own, accepted
         outcomes = Outcomes(*became, confidence, np.zeros((len(slots), 0), np.int64))
         self.place[slots] += 1 + accepted
-        self.source[slots], self._length[slots] = NOBODY, 0
+        self.source[slots], self._length[slots] = NO_DRAFTS, 0
         return Verified(admitted, 1 + accepted, outcomes)
 
     def _learn(
@@ -129,7 +129,7 @@ class SimulatedDevice:
             corrected[kind] = np.minimum(survival[kind] * own[:, None], 1.0)
         is_text = corrected[1].sum(axis=1) > corrected[0].sum(axis=1)
         chosen = np.where(is_text[:, None], corrected[1], corrected[0])
-        self.source[slots] = np.where(is_text, TEXT, BLOCK if runs_block else NOBODY)
+        self.source[slots] = np.where(is_text, TEXT, BLOCK if runs_block else NO_DRAFTS)
         before = np.concatenate([np.ones((len(slots), 1)), chosen[:, :-1]], axis=1)
         self.chances[slots] = np.divide(chosen, before, out=np.zeros_like(chosen), where=before > 0)
 

@@ -26,7 +26,7 @@ class Erratic(FixedLength):
         drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.8)
         width = int(self._dice.integers(0, self.max_draft + 1))
         if not width or not drafted.any():
-            return Plan.nothing(step.num_requests, skip_steps=int(self._dice.integers(0, 4)))
+            return Plan.without_block(step.num_requests, holds_for=int(self._dice.integers(0, 4)))
         width = min(width, int(step.limits[drafted].max()))
         return Plan(drafted, width, price=self._dice.random(), speedup=self._dice.random())
 
@@ -43,7 +43,7 @@ class Watched:
 
     def profiled_costs(self) -> list[list[float]]:
         """Return the seconds by rows that the planner started from."""
-        costs = self.drafter.host.policy.costs
+        costs = self.drafter.host.planner.costs
         return [curve.seconds.tolist() for curve in (costs.verify, costs.draft, costs.context)]
 
     def draft_by(self, policy: str) -> None:
@@ -51,11 +51,11 @@ class Watched:
         drafter = self.drafter
         max_draft = drafter.width
         if policy == "planned":
-            drafter.adapt_lengths(steady_costs(drafter.max_batch_size))
+            drafter.start_planning(steady_costs(drafter.max_batch_size))
         else:
             drafter.host.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # different on every rank
-            drafter.host.policy = dice if policy == "erratic" else FixedLength(max_draft)
+            drafter.host.planner = dice if policy == "erratic" else FixedLength(max_draft)
         drafter.block.searches_by_rank = policy == "fixed-by-rank"
         vars(drafter.model).pop("compute_logits", None)
         if drafter.block.searches_by_rank:
@@ -70,7 +70,7 @@ class Watched:
         def _plan(step: StepRecord) -> None:
             plan(step)
             agreed = step.plan
-            numbers = (agreed.width, agreed.skip_steps, agreed.min_verified, agreed.is_probe)
+            numbers = (agreed.width, agreed.holds_for, agreed.min_verified, agreed.is_probe)
             prices = (agreed.price, agreed.speedup)
             self.decided.append((numbers, agreed.drafted.tolist(), prices))
 

@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import EngineArgs
 from support.log_lines import log_lines
 from support.pairs import Pair, make_pair
 from vllm_dflash import compatibility, seams
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER, MOST_FREE_DRAFTS
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS
 from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER, Seam
 from vllm_dflash.vllm_sources import MissingError, Sources
 
@@ -39,7 +39,7 @@ def started(pair: Pair, **options: Any) -> Any:
 
 
 def is_ours(config: Any) -> bool:
-    return config.parallel_config.worker_cls == CPU_WORKER
+    return config.parallel_config.worker_cls == CPU_WORKER_V1
 
 
 @pytest.fixture

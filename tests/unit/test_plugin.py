@@ -22,7 +22,7 @@ from support.pairs import Pair, drafter_config, make_pair, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER, MOST_FREE_DRAFTS, Mode
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS, Mode
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -47,11 +47,35 @@ def speculative(pair: Pair, **changes: Any) -> dict[str, Any]:
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
     assert config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
-    assert config.parallel_config.worker_cls == CPU_WORKER
+    assert config.parallel_config.worker_cls == CPU_WORKER_V1
     options = Mode.of(config)
     assert options.drafter.block_size == 8
     assert (options.draft_width, options.free_drafts) == (7, True)
     assert not config.speculative_config.use_eagle_block_drop()
+
+
+def test_a_second_config_from_the_same_arguments_is_the_same(pair: Pair) -> None:
+    own = {"draft_length": "fixed", "drafter_overrides": {"is_causal": True}}
+    args = engine_args(pair, speculative_config=speculative(pair, **own))
+    modes = [Mode.of(args.create_engine_config()) for _ in range(2)]
+    assert modes[0] == modes[1]
+    assert modes[0].draft_length == "fixed"
+    args.speculative_config = speculative(pair)  # the user's own change counts
+    args.scheduler_cls = None
+    assert Mode.of(args.create_engine_config()).draft_length == "adaptive"
+
+
+def test_an_engine_left_to_vllm_after_one_of_ours_has_vllms_draft_model(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]
+) -> None:
+    before = registry[ARCHITECTURE]
+    monkeypatch.setattr(plugin, "_vllms_own", {})
+    engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    assert registry[ARCHITECTURE] is not before
+    settings = {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}
+    args = engine_args(pair, speculative_config=speculative(pair), **settings)
+    args.create_engine_config()
+    assert registry[ARCHITECTURE] is before
 
 
 def test_what_a_user_sets_for_others_stays(pair: Pair) -> None:
@@ -109,7 +133,7 @@ def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:
     args = engine_args(pair, spec_method="dflash", spec_model=str(pair.drafter), spec_tokens=4)
     config = args.create_engine_config()
-    assert config.parallel_config.worker_cls == CPU_WORKER
+    assert config.parallel_config.worker_cls == CPU_WORKER_V1
     assert config.speculative_config.num_speculative_tokens == 4
 
 
@@ -117,7 +141,7 @@ def test_a_name_with_dflash_in_it_selects_it_without_a_method(pair: Pair, tmp_pa
     named = tmp_path / "my-dflash-drafter"
     named.symlink_to(pair.drafter)
     args = engine_args(pair, speculative_config={"model": str(named)})
-    assert args.create_engine_config().parallel_config.worker_cls == CPU_WORKER
+    assert args.create_engine_config().parallel_config.worker_cls == CPU_WORKER_V1
 
 
 def test_dashes_in_option_names(pair: Pair) -> None:
@@ -191,7 +215,7 @@ def test_a_worker_without_the_package_stops_by_name() -> None:
     script = (
         "import sys; sys.modules['vllm_dflash'] = None\n"
         "from vllm.utils.import_utils import resolve_obj_by_qualname\n"
-        f"resolve_obj_by_qualname({CPU_WORKER!r})"
+        f"resolve_obj_by_qualname({CPU_WORKER_V1!r})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode != 0
@@ -268,7 +292,7 @@ def test_a_missing_front_door_is_said_and_all_is_vllms(
     asked = speculative(pair, num_speculative_tokens=3)
     for one in (None, {"method": "ngram", "num_speculative_tokens": 2}, asked):
         config = engine_args(pair, speculative_config=one).create_engine_config()
-        assert config.parallel_config.worker_cls != CPU_WORKER
+        assert config.parallel_config.worker_cls != CPU_WORKER_V1
     assert registry[ARCHITECTURE].module_name.startswith("vllm.")
 
 

@@ -11,7 +11,6 @@ from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import vllm
@@ -23,7 +22,7 @@ from support.vllm_source import RECORDS, all_seams, examine, imported
 from vllm_dflash import seams
 from vllm_dflash.engine.v2.exchange import CountedOutput
 from vllm_dflash.seams import SEAMS, SUPPORTED_VLLM, Seam
-from vllm_dflash.vllm_sources import MissingError, Sources
+from vllm_dflash.vllm_sources import Sources
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}
 INSTALLED = Version(vllm.__version__).public
@@ -134,102 +133,6 @@ def test_what_breaks_is_named(installed: Sources, monkeypatch: pytest.MonkeyPatc
         "missing    vllm.envs:VLLM_NOT_ANY_MORE",
         f"missing    {renamed.path} (Scheduler has no update_from_outputs)",
     ]
-
-
-def test_a_choice_of_imports_is_one_need() -> None:
-    """For modules that moved: `try` one, `except ImportError` the other."""
-    choice = {"vllm.entrypoints.common:cli_args", "vllm.entrypoints.launchers:cli_args"}
-    needed = imported()
-    assert choice in needed
-    assert not any(one < choice for one in needed)
-    assert frozenset({"vllm.envs:VLLM_LOG_STATS_INTERVAL"}) in needed
-
-
-FILES = {
-    "vllm/__init__.py": "LATE = {'LLM': '.llm:LLM'}\nfrom .inner import *",
-    "vllm/inner/__init__.py": "from ..other import Above as Renamed\nfrom .deep import deeper",
-    "vllm/inner/deep.py": "def deeper(a): ...",
-    "vllm/other.py": '''
-try:
-    from outside import Unknown
-except ImportError:
-    Unknown = object
-class Above(Unknown):
-    """Says something."""
-    field: int = 3
-    def inherited(self, a, *b, c=1, **d):
-        """Says more."""
-        # why
-        return a
-class Below(Above[int]):
-    @classmethod
-    def made(cls, x): ...
-one = Below()
-''',
-}
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Sources:
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return Sources(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "parameters"),
-    [
-        ("vllm.other:Below.inherited", "self a b c d"),
-        ("vllm.inner:Renamed.inherited", "self a b c d"),
-        ("vllm.inner:deeper", "a"),
-        ("vllm.other:one.made", "cls x"),
-        ("vllm.other:Below.__dataclass_fields__.field", None),
-    ],
-)
-def test_where_a_name_comes_from(small: Sources, path: str, parameters: str | None) -> None:
-    assert vllm_source._entry(*small.find(path))["parameters"] == parameters
-
-
-@pytest.mark.parametrize(
-    "path", ["vllm.other:Below.made_up", "vllm.other:Beside", "vllm.gone:x", "vllm.inner:above"]
-)
-def test_names_that_are_not_there(small: Sources, path: str) -> None:
-    with pytest.raises(MissingError):
-        small.find(path)
-
-
-@pytest.mark.parametrize(
-    ("path", "is_there"),
-    [
-        ("vllm:LLM", True),
-        ("vllm:inner", True),
-        ("vllm:outer", False),
-        ("vllm.other:Below", True),
-        ("vllm.outer:Below", False),
-    ],
-)
-def test_what_can_be_imported(small: Sources, path: str, is_there: bool) -> None:
-    assert small.has(path) is is_there
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "is_same"),
-    [
-        ("Says more.", "Says less.", True),
-        ("# why", "# why not", True),
-        ("return a", "return b", False),
-        ("c=1", "c=2", False),
-    ],
-)
-def test_what_counts_as_another_body(tmp_path: Path, old: str, new: str, is_same: bool) -> None:
-    def entry(text: str) -> dict[str, Any]:
-        (tmp_path / "vllm").mkdir(exist_ok=True)
-        (tmp_path / "vllm" / "other.py").write_text(text)
-        return vllm_source._entry(*Sources(tmp_path).find("vllm.other:Below.inherited"))
-
-    text = FILES["vllm/other.py"]
-    assert (entry(text) == entry(text.replace(old, new))) is is_same
 
 
 @pytest.mark.parametrize(

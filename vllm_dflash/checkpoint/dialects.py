@@ -148,6 +148,19 @@ class Speculators(BaseModel):
     sliding_window_non_causal: bool = flag(True)
 
 
+def as_zlab(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Recognise the dialect of a `config.json`, and translate it to z-lab's format.
+
+    Returns the dialect's name and the fields; in z-lab's own, `config` itself.
+
+    Raises:
+        ValueError: see `from_speculators`.
+    """
+    if config.get("speculators_model_type") is not None:
+        return "speculators", from_speculators(config)
+    return "z-lab", config
+
+
 def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
     """Translate a speculators config to z-lab's format.
 

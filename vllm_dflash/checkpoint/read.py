@@ -8,6 +8,7 @@ translated to the first. Others are refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -15,8 +16,9 @@ from transformers import PretrainedConfig
 from vllm_dflash.checkpoint.dialects import (
     ARCHITECTURE_OF,
     ONLY_NESTED,
+    Speculators,
     ZlabConfig,
-    from_speculators,
+    as_zlab,
 )
 from vllm_dflash.checkpoint.refusal import (
     checked,
@@ -59,7 +61,8 @@ def read_drafter(
     Args:
         model: the folder, or the name of the repository.
         revision: the repository's revision.
-        overrides: fields that replace those of `config.json`; `dflash_config` is merged.
+        overrides: fields that replace those of `config.json`, named as in its own format or in
+            z-lab's; `dflash_config` is merged.
 
     Raises:
         DrafterError: the drafter is missing, not a DFlash checkpoint or not supported, or an
@@ -101,27 +104,21 @@ def in_config(config: Mapping[str, Any], name: str) -> Any:
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
-    """Parse with `overrides` instead of the config's own fields; `dflash_config` is merged.
+    """Parse with `overrides` instead of the config's own fields; see `read_drafter`.
 
     Raises:
         DrafterError: the result cannot be read, or an override changes nothing.
     """
 
-    def parse(chosen: Mapping[str, Any]) -> DrafterSpec:
-        merged = {**config, **chosen}
-        nested = [fields.get("dflash_config") for fields in (config, chosen)]
-        if all(isinstance(fields, Mapping) for fields in nested):
-            merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
-        return parse_config(model, merged)
-
     def is_idle(name: str) -> bool:
+        others = {key: value for key, value in overrides.items() if key != name}
         try:
-            without = parse({key: value for key, value in overrides.items() if key != name})
+            without = parse_config(model, config, others)
         except DrafterError:  # this override fixes it
             return False
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
-    spec = parse(overrides)
+    spec = parse_config(model, config, overrides)
     if (
         config.get("speculators_model_type") is not None
         and config.get("speculators_config") is None
@@ -139,19 +136,32 @@ def parse_overridden(
     return spec
 
 
-def parse_config(model: str, config: dict[str, Any]) -> DrafterSpec:
+def parse_config(
+    model: str, config: dict[str, Any], overrides: Mapping[str, Any] = MappingProxyType({})
+) -> DrafterSpec:
     """Turn a parsed `config.json` into a spec. Pure function. Raises `DrafterError`."""
     try:
-        return _parsed(model, config)
+        written = _merged(config, overrides)
+        dialect, fields = as_zlab(written)
+        if fields is not written:  # translated, so names of z-lab's format have a meaning now
+            in_zlab = overrides.keys() - Speculators.model_fields.keys()
+            fields = _merged(fields, {name: overrides[name] for name in in_zlab})
+        return _parsed(model, dialect, fields)
     except ValueError as why:
         raise DrafterError(f"drafter {model!r}: {why}.") from None
 
 
-def _parsed(model: str, config: dict[str, Any]) -> DrafterSpec:
-    """The spec; raises `ValueError` with a message without the full stop."""
-    dialect = "z-lab"
-    if config.get("speculators_model_type") is not None:
-        dialect, config = "speculators", from_speculators(config)
+def _merged(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace fields of a config, and those of its `dflash_config` one by one."""
+    nested = [fields.get("dflash_config") for fields in (config, overrides)]
+    merged = {**config, **overrides}
+    if all(isinstance(fields, Mapping) for fields in nested):
+        merged["dflash_config"] = {**nested[0], **nested[1]}  # type: ignore[dict-item]
+    return merged
+
+
+def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
+    """The spec, from z-lab's format; raises `ValueError` with a message without the full stop."""
     nested = config.get("dflash_config") or {}
     if not isinstance(nested, dict):
         raise ValueError(f"dflash_config must be an object, config.json says {shown(nested)}")

@@ -15,6 +15,13 @@ ARCHITECTURE_2 = "DFlash2DraftModel"
 ARCHITECTURE_LILICORR = "LiLiCorrDraftModel"
 """Architecture of LiLiCorr drafters."""
 ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_LILICORR)
+ROTARY_TABLES = tuple(f"rotary_emb.{table}" for table in ("inv_freq", "cos_cached", "sin_cached"))
+CACHE_SCALES = (
+    *(f".{kind}_{what}" for kind in "qkv" for what in ("scale", "zero_point")),
+    ".kv_scale",
+    ".g_idx",
+)
+"""Suffixes of tensors that quantised checkpoints may have, and that are not loaded."""
 MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 22
 
@@ -201,5 +208,17 @@ class DrafterSpec(DrafterShape):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def leaves_out(self, tensor: str) -> bool:
-        """Whether the checkpoint's tensor of this name is not loaded."""
-        return tensor.startswith(tuple(f"{head}." for head in self.length_heads))
+        """Whether the checkpoint's tensor of this name is not loaded.
+
+        Those are length heads, and what vLLM's own loader drops: tables that are computed anyway,
+        scales of another cache, and the order and zero biases that GPTQ writes for every layer.
+        """
+        if tensor.startswith(tuple(f"{head}." for head in self.length_heads)):
+            return True
+        if tensor.endswith(ROTARY_TABLES):
+            return True
+        is_bias = tensor.startswith("layers.") and tensor.endswith("_proj.bias")
+        has_bias = self.attention_bias and ".self_attn." in tensor
+        return self.quantization is not None and (
+            tensor.endswith(CACHE_SCALES) or (is_bias and not has_bias)
+        )

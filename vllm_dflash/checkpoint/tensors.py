@@ -177,13 +177,10 @@ def _may_be_quantised(weight: str) -> bool:
 def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
     """Differences between the `found` tensors and those that the config implies, one text each."""
     found = {called_here(name): tensor for name, tensor in found.items()}
+    found = {name: tensor for name, tensor in found.items() if not spec.leaves_out(name)}
     quantised = quantised_parts(spec, found)
     unjudged = set().union(*quantised.values())
-    found = {
-        name: tensor
-        for name, tensor in found.items()
-        if name not in unjudged and not spec.leaves_out(name)
-    }
+    found = {name: tensor for name, tensor in found.items() if name not in unjudged}
     vocabulary, expected = vocabulary_tensors(spec), expected_tensors(spec)
     for weight in quantised:
         del expected[weight]

@@ -1,6 +1,5 @@
-"""Engines on Ray.
+"""One engine on many nodes of a Ray cluster.
 
-One engine on many nodes: `ray_executor` and `ray_worker`, the checks of each node (`nodes`) and the
-placement of workers (`placement`). Many engines: behind one route (`replicas/`), for one dataset
-(`batch_run`, `batch_parts`), on one machine (`local_ray`).
+`ray_executor` and `ray_worker` run it; `nodes` checks each node, `placement` places the workers.
+Many engines on Ray are examples (`examples/ray_engines`).
 """

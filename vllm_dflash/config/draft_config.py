@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.dialects import from_speculators
+from vllm_dflash.checkpoint.dialects import as_zlab
 from vllm_dflash.checkpoint.refusal import shown, without_frame
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
 
@@ -142,9 +142,7 @@ def config_fault(
     plain |= {"architectures": [ARCHITECTURE], "model_type": "qwen3"}
     if failure(plain) is not None:
         return None
-    fields = config
-    if config.get("speculators_model_type") is not None:
-        fields = from_speculators(config)
+    _, fields = as_zlab(config)
     trials = [
         ({**plain, name: value}, f"{name} of config.json, which is {shown(value)}")
         for name, value in fields.items()

@@ -72,9 +72,12 @@ def config_of_drafter(requested: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pulled(model: str) -> str:
     """vLLM's local folder for a drafter in object storage, after the files that are needed before
-    its weights are streamed have been pulled; any other drafter unchanged."""
+    its weights are streamed have been pulled, or that VLLM_MODEL_REDIRECT_PATH names for it; any
+    other drafter unchanged."""
     from vllm.transformers_utils.runai_utils import ObjectStorageModel, is_runai_obj_uri
+    from vllm.transformers_utils.utils import maybe_model_redirect
 
+    model = maybe_model_redirect(model)
     if not is_runai_obj_uri(model):
         return model
     try:

@@ -24,10 +24,10 @@ TREE_CUTS = 7, 15, 31
 in blocks. So trees share the blocks' graphs, and suit kernels that take powers of two rows."""
 
 # Import paths given to vLLM, so that naming a class imports nothing.
-CPU_WORKER = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
+CPU_WORKER_V1 = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
 CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_cpu_worker.V2CPUWorker"
 GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
-SCHEDULER = "vllm_dflash.engine.scheduler.build_scheduler"
+SCHEDULER = "vllm_dflash.engine.choose_scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"
 REFUSE_REQUESTS = "vllm_dflash.engine.vllm_fixes.request_limits.refuse_what_ends_engines"
@@ -139,4 +139,4 @@ def worker_here() -> str:
 
     if current_platform.is_cuda():
         return GPU_WORKER
-    return CPU_WORKER if runner_here() == "v1" else CPU_WORKER_V2
+    return CPU_WORKER_V1 if runner_here() == "v1" else CPU_WORKER_V2

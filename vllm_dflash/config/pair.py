@@ -51,12 +51,13 @@ def resolve(
     """
     from vllm.platforms import current_platform
 
-    drafter = checked_drafter(settings, config, target)
+    drafter = checked_drafter(settings, config, target, engine_args)
     runner, is_planned = runner_here(), settings.draft_length == "adaptive"
     if settings.free_drafts == "shared":
         check_shared(runner, is_planned)
     is_our_scheduler = engine_args.scheduler_cls is None
-    step_rows = engine_args.max_num_batched_tokens
+    most_rows = target.max_model_len * (engine_args.max_num_seqs or MOST_FREE_DRAFTS)
+    step_rows = engine_args.max_num_batched_tokens or most_rows
     # Free drafts may be longer than a block, except
     # - on V2, whose buffers are one block wide;
     # - with the user's scheduler, which would reserve that much room for each request;
@@ -66,7 +67,7 @@ def resolve(
     is_free_to_choose = (
         runner == "v1"
         and is_our_scheduler
-        and (step_rows is None or step_rows > MOST_FREE_DRAFTS)
+        and step_rows > MOST_FREE_DRAFTS
         and not target.is_hybrid
         and not engine_args.enable_lora
         and settings.num_speculative_tokens is None
@@ -129,8 +130,20 @@ def tree_nodes(
     return AUTO_NODES if settings.draft_tree == "auto" else settings.draft_tree
 
 
+def loads_weights(settings: SpeculativeSettings, engine_args: EngineArgs) -> bool:
+    """Whether the drafter's weights are read, and not made up (`load_format` "dummy")."""
+    own = settings.draft_load_config
+    if own is None:
+        return engine_args.load_format != "dummy"
+    given = own.get("load_format") if isinstance(own, dict) else own.load_format
+    return given != "dummy"
+
+
 def checked_drafter(
-    settings: SpeculativeSettings, config: dict[str, Any], target: ModelConfig
+    settings: SpeculativeSettings,
+    config: dict[str, Any],
+    target: ModelConfig,
+    engine_args: EngineArgs,
 ) -> DrafterSpec:
     """The drafter, checked against the target; if it is a folder, its files are checked too.
 
@@ -146,7 +159,7 @@ def checked_drafter(
     facts = target_facts(target)
     drafter = beside_target(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)
-    if Path(settings.model).is_dir():
+    if Path(settings.model).is_dir() and loads_weights(settings, engine_args):
         check_weights(drafter, Path(settings.model))
     return drafter.model_copy(update={"draft_window": settings.draft_window})
 
@@ -160,8 +173,9 @@ def check_shared(runner: Runner, is_planned: bool) -> None:
         )
     if runner == "v2":
         raise ValueError(
-            "free_drafts is 'shared', but on Model Runner V2, which GPUs use, free drafts come"
-            " only from the request's own text: leave 'free_drafts' out of the speculative config."
+            "free_drafts is 'shared', but on Model Runner V2 free drafts come only from the"
+            " request's own text: leave 'free_drafts' out of the speculative config. (GPUs use"
+            " that runner; on a CPU with Triton, VLLM_USE_V2_MODEL_RUNNER=0 selects V1.)"
         )
 
 

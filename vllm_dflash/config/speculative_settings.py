@@ -82,6 +82,8 @@ class SpeculativeSettings(BaseModel):
     draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
     enable_adaptive_verification: bool | None = _of_vllm("true or false")
     use_local_argmax_reduction: bool | None = _of_vllm("true or false")
+    draft_load_config: Any = None
+    """vLLM's settings for loading the drafter, as it checks them itself."""
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:

@@ -58,11 +58,13 @@ def share_of_cores(
     return sorted(ordered[start:end])
 
 
-def check_thread_binding(ranks: int) -> None:
+def check_thread_binding(ranks: int, engines: int = 1) -> None:
     """Refuse a binding that would stop vLLM's multiprocessing executor. Only checked on CPUs.
 
     Args:
-        ranks: number of ranks on this machine.
+        ranks: number of an engine's ranks on this machine.
+        engines: number of engines here that share the variable's lists (data parallelism); each
+            takes as many as it has ranks, one engine after the other.
 
     Raises:
         ValueError: `VLLM_CPU_OMP_THREADS_BIND` does not fit them; says what to set.
@@ -72,23 +74,26 @@ def check_thread_binding(ranks: int) -> None:
     from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_visible_memory_node
 
     binding = envs.VLLM_CPU_OMP_THREADS_BIND
-    if binding == "nobind" or (ranks == 1 and "|" not in binding):
+    if binding == "nobind" or ranks * engines == 1:
         return
     if not current_platform.is_cpu() or os.environ.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0":
         return
     if binding == "auto":
+        if ranks == 1:
+            return
         nodes = len(get_visible_memory_node())
         found = f"vLLM binds each to its own NUMA node (this machine has {nodes})"
         fits = nodes >= ranks
     else:
         lists = binding.count("|") + 1
         found = f"{VARIABLE}={binding!r} has cores for {lists}"
-        fits = lists == ranks
+        fits = lists >= ranks * engines
     if not fits:
-        shares = divide_cores(get_allowed_cpu_list(), ranks)
+        shares = divide_cores(get_allowed_cpu_list(), ranks * engines)
+        asks = "tensor_parallel_size" + " and data_parallel_size" * (engines > 1)
         share_out = f"{VARIABLE}='{shares}' to divide its cores, or " if shares else ""
         raise ValueError(
-            f"tensor_parallel_size asks for {ranks} ranks on this machine, but {found}. Set"
+            f"{asks} asks for {ranks * engines} ranks on this machine, but {found}. Set"
             f" {share_out}{VARIABLE}=nobind to leave threads unbound."
         )
 

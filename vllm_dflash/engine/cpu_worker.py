@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vllm_dflash.engine.scheduled import fresh_blocks
+from vllm_dflash.engine.scheduler_output import fresh_cache_blocks
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.gathered_ids import fix_gathered_ids
@@ -22,7 +22,7 @@ from vllm_dflash.engine.worker import DraftingWorker, Output
 
 
 class DraftingCPUWorker(DraftingWorker, CPUWorker):
-    """Base of our CPU workers: fixes bugs in vLLM's CPU code (hook 18)."""
+    """Base of our CPU workers: fixes bugs in vLLM's CPU code (hook 19)."""
 
     def init_device(self) -> None:
         """Build the model runner, with fixes for vLLM's CPU code before and after."""
@@ -51,7 +51,7 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target, after clearing the drafter's cache blocks that have a new owner."""
         for group, block_size, layers in self.draft_groups:
-            blocks = fresh_blocks(scheduler_output, group, block_size)
+            blocks = fresh_cache_blocks(scheduler_output, group, block_size)
             if blocks:
                 clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
         return super().execute_model(scheduler_output)

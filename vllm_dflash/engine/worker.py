@@ -43,7 +43,7 @@ class Drafter(Protocol):
     statistics: DraftStatistics
     """Counters since the engine started."""
 
-    def expect(self, step: SchedulerOutput) -> None:
+    def begin_step(self, step: SchedulerOutput) -> None:
         """Prepare for a step that is about to run."""
 
 
@@ -140,7 +140,7 @@ class DraftingWorker(Worker):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target."""
-        self.drafter.expect(scheduler_output)
+        self.drafter.begin_step(scheduler_output)
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
@@ -202,7 +202,7 @@ class DraftingWorker(Worker):
         }
 
 
-def expect_drafter(found: Any, kind: type) -> None:
+def check_drafter_class(found: Any, kind: type) -> None:
     """Raise `RuntimeError` unless the runner built the drafter that ours replaces."""
     if type(found) is not kind:
         raise RuntimeError(

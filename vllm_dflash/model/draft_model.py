@@ -62,8 +62,6 @@ class DFlashDraftModel(nn.Module):
             "lm_head.": "vocabulary.lm_head.",
             "d2t": "vocabulary.d2t",
             "t2d": None,  # target to draft; only the reverse, d2t, is needed
-            "thresh_head_": None,  # AdaFlash's; surplus if the config does not name it
-            "prob_head.": None,
         },
         orig_to_new_stacked={
             ".q_proj": (".qkv_proj", "q"),
@@ -102,7 +100,9 @@ class DFlashDraftModel(nn.Module):
         """Where the files are, except weights; for object storage, the folder that vLLM keeps."""
         index = get_hf_file_bytes(INDEX, *self._files)
         self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
-        if vllm_config.load_config.load_format == "dummy":  # vLLM does not call `load_weights`
+        own = getattr(vllm_config.speculative_config, "draft_load_config", None)
+        loading = own or vllm_config.load_config
+        if loading.load_format == "dummy":  # vLLM does not call `load_weights`
             for parameter in self.parameters():
                 parameter.data.zero_()  # keeps fused weights finite
             self.vocabulary = DraftVocabulary(self.spec, (), None)
@@ -228,7 +228,8 @@ class DFlashDraftModel(nn.Module):
                 its target lacks.
         """
         # All tensors at once: a wrong one must be named before vLLM's loaders fail on it.
-        tensors = [(called_here(name), tensor) for name, tensor in weights]
+        named = ((called_here(name), tensor) for name, tensor in weights)
+        tensors = [one for one in named if not self.spec.leaves_out(one[0])]
         check_tensors(
             self.spec,
             {

@@ -187,7 +187,7 @@ def is_worth_compiling(_: VllmConfig) -> bool:
     """Whether vLLM should compile the drafter if it compiles the target.
 
     Not on CPUs: the block takes 2% of the time there and is no faster compiled (1.00 times as
-    long), while compiling adds 6 to 10 s to the start (`docs/benchmarks.md`).
+    long), while compiling adds 6 to 10 s to the start.
     """
     return not current_platform.is_cpu()
 

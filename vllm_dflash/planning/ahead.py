@@ -21,7 +21,7 @@ from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_bloc
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.objective import price_of, worth_of
-from vllm_dflash.planning.places import Expected, best_given, best_trimmed, with_a_block
+from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, with_a_block
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
@@ -45,7 +45,7 @@ TYPICAL_RATE = 0.05
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PlanAhead:
     """What to draft in a step of R requests; the next step verifies it."""
 
     lengths: Ints
@@ -59,6 +59,8 @@ class Ahead:
     """Expected rate (`objective.rate_of`)."""
     promise: float = 0.0
     """Worth of all of the blocks' drafts: how many would be accepted, if throughput counts."""
+    text_promise: float = 0.0
+    """Worth of the drafts of requests whose text is worth more than their block."""
 
 
 class AheadPlanner(LearningPlanner):
@@ -109,7 +111,7 @@ class AheadPlanner(LearningPlanner):
 
     def plan(
         self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None, steps: int = 1
-    ) -> Ahead:
+    ) -> PlanAhead:
         """Choose what to draft in a step of R requests; the plan holds for `steps` steps.
 
         Args:
@@ -119,7 +121,7 @@ class AheadPlanner(LearningPlanner):
         """
         limits = np.full(len(ids), self.max_draft) if limits is None else limits
         if not self.is_started or not len(ids):
-            return Ahead(limits, runs_block=True)
+            return PlanAhead(limits, runs_block=True)
         count, context = len(ids), float(context_lens.sum())
         plain_seconds, drafting = (
             self.costs.plain(count, context),
@@ -133,13 +135,16 @@ class AheadPlanner(LearningPlanner):
         rows = self._rows(ids)
         texts, nobody = worth_of(self.promises[rows], self.fair), np.full(count, -1)
         of_texts = Expected(limits, context_lens, min_worth, texts, nobody)
-        nothing = best = Ahead(np.zeros(count, np.int64), rate=plain)
+        nothing = best = PlanAhead(np.zeros(count, np.int64), rate=plain)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
         curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
         blocks = self._best(Expected(limits, context_lens, min_worth, curves, groups, drafting))
         if blocks.rate > best.rate:
-            best = replace(blocks, runs_block=True, promise=float(curves.sum()))
+            promise, of_texts_alone = curves[groups >= 0].sum(), curves[groups < 0].sum()
+            best = replace(
+                blocks, runs_block=True, promise=float(promise), text_promise=float(of_texts_alone)
+            )
         chosen = best if best.rate > MARGIN * plain else nothing
         self.speedup = chosen.rate / plain
         if chosen.runs_block:
@@ -165,7 +170,7 @@ class AheadPlanner(LearningPlanner):
         If all verified drafts of the chain were accepted, this is the expectation of the rest;
         otherwise it is 0.
         """
-        chances = self.blocks.acceptance(outcomes.confidence) * (outcomes.confidence > 0.0)
+        chances = self.block_chances.acceptance(outcomes.confidence) * (outcomes.confidence > 0.0)
         is_rest = np.arange(self.max_draft) >= outcomes.likeliest[:, None]
         survival = np.where(is_rest, chances, 1.0).cumprod(axis=1)
         came = outcomes.accepted == outcomes.likeliest
@@ -175,17 +180,19 @@ class AheadPlanner(LearningPlanner):
         """Return the seconds of one block per request, with `context` tokens of context in all."""
         return self.costs.block(count * (1 + self.max_draft), context)
 
-    def _best(self, expected: Expected) -> Ahead:
+    def _best(self, expected: Expected) -> PlanAhead:
         """Return the best lengths that the device can work with."""
         records = self.costs.records
         if self.trims:
             lengths, rate = best_trimmed(records, expected, self.forecast.summary, self.fair)
         else:
             alike = self._alike, self._ragged_seconds
-            lengths, rate = best_given(records, expected, *alike, self.fair)
-        return Ahead(lengths, rate=rate)
+            lengths, rate = best_untrimmed(records, expected, *alike, self.fair)
+        return PlanAhead(lengths, rate=rate)
 
-    def _probe(self, expected: Expected, chosen: Ahead, steps: int, is_close: bool) -> Ahead | None:
+    def _probe(
+        self, expected: Expected, chosen: PlanAhead, steps: int, is_close: bool
+    ) -> PlanAhead | None:
         """Plan a probe if one is due: a block that does not seem to pay, to notice when it does."""
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
@@ -206,7 +213,7 @@ class AheadPlanner(LearningPlanner):
         self._probe_charge = drafting + verifying - plain
         if not self.probes.is_due(steps * plain, self._probe_charge, is_close=is_close):
             return None
-        return Ahead(lengths, True, min_verified, True, chosen.rate, chosen.promise)
+        return PlanAhead(lengths, True, min_verified, True, chosen.rate)
 
     def observe(self, step: StepRecord, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and how long it took.
@@ -221,7 +228,9 @@ class AheadPlanner(LearningPlanner):
             rows = self._rows(step.ids)
             found: Floats = np.zeros((len(rows), self.max_draft))
             if self.looks_up:
-                found = expect_texts(self.texts, rows, outcomes.matches, outcomes.text_lengths)
+                found = expect_texts(
+                    self.text_chances, rows, outcomes.matches, outcomes.text_lengths
+                )
             if outcomes.confidence[:, 0].any():
                 self._learn_blocks(rows, step, outcomes, found)
             if self.looks_up:
@@ -244,17 +253,17 @@ class AheadPlanner(LearningPlanner):
         accepted = np.where(verified > 0, outcomes.accepted, 0)
         if self._probe_charge:
             self._probed *= PROBE_MEMORY
-            self._probed += self.blocks.compared(outcomes.confidence, verified, accepted)
+            self._probed += self.block_chances.compared(outcomes.confidence, verified, accepted)
             came, expected, variance = self._probed
             if came - expected > SURPRISE * np.sqrt(max(variance, 1.0)):
-                self.blocks.keep(OLD_TOKENS)
+                self.block_chances.keep(OLD_TOKENS)
                 self.forecast.restart()
         whole = np.full(len(made), self.max_draft)
-        curves = expect(self.blocks, of_those, outcomes.confidence[made], whole)
+        curves = expect(self.block_chances, of_those, outcomes.confidence[made], whole)
         samples = seen_with_a_block(curves, found[made], self.promises[of_those])
         self.forecast.observe(of_those, curves, samples)
-        self.blocks.num_verified[rows] = verified
-        learn_blocks(self.blocks, rows, verified, accepted)
+        self.block_chances.num_verified[rows] = verified
+        learn_blocks(self.block_chances, rows, verified, accepted)
         if self._probe_charge:
             # A probe that has paid for itself can be repeated at once.
             worth = int(accepted.sum()) * self.costs.plain(len(rows)) / len(rows)
@@ -269,15 +278,15 @@ class AheadPlanner(LearningPlanner):
         self.typical_promise *= left[0]
         self.typical_promise += TYPICAL_RATE * left[1:] @ ended
         verified = np.where(source == TEXT, np.minimum(admitted, lengths), 0)
-        self.texts.num_verified[rows] = verified
-        learn(self.texts, rows, verified, known, came_true)
+        self.text_chances.num_verified[rows] = verified
+        learn(self.text_chances, rows, verified, known, came_true)
         goes_on = (known > 0) & (came_true == known)
         self._has_ended[rows] = ~goes_on
         # A match that has held so far is longer by the tokens produced. By then, another step will
         # have gone through all that it predicts now. A text that repeats itself predicts only the
         # repeated part, again and again.
         lengths = lengths * goes_on
-        going = expect_texts(self.texts, rows, matches + step.produced, lengths)
+        going = expect_texts(self.text_chances, rows, matches + step.produced, lengths)
         last = going[np.arange(len(rows)), lengths - 1] * (lengths > 0)
         typical = self.typical_promise
         self.promises[rows] = typical + last[:, None] * (going - typical)
@@ -286,5 +295,5 @@ class AheadPlanner(LearningPlanner):
         """Return copies of what the device and its budget use; None before `start` is called."""
         if not self.is_started:
             return None
-        rates = self.blocks.rates.copy(), self.texts.rates.copy()
+        rates = self.block_chances.rates.copy(), self.text_chances.rates.copy()
         return Learned(self.costs.records.copy(), *rates)

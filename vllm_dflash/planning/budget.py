@@ -111,11 +111,12 @@ def best_budget(
     seconds = costs.decoding(count, count + tries, load.context, reading)
     whole = seconds + costs.block(load.block_rows, load.context)
     rates = rate_of(count, gain, whole, fair)
-    fastest = int(rates.argmax())
+    # Ranks decide separately, perhaps on processors whose logarithms differ in the last bit.
+    fastest = int((rates / rates.max()).round(9).argmax())
     price = price_of(count, float(rates[fastest]), float(whole[fastest]), fair)
     if load.rows > count:
         seconds = costs.verify.at(load.rows + tries) + costs.attention.draft * reading
     # A long step is not worth more drafts than a short one, only those that pay for themselves.
     value = gain - price * (seconds - seconds[0])
-    best = int(tries[int(value.argmax())])
+    best = int(tries[int(value.round(9).argmax())])
     return min(max(best, min_verified), most)

@@ -107,7 +107,7 @@ def best_trimmed(
 
 
 @compiled
-def best_given(
+def best_untrimmed(
     records: Records, expected: Expected, alike: Ints, ragged_seconds: float, fair: bool
 ) -> tuple[Ints, float]:
     """Choose places where drafts are verified as given: the same number for all requests, or those

@@ -105,8 +105,8 @@ class LearningPlanner:
         self.max_draft, self.fair = max_draft, fair
         # Twice the batch: what is known of requests that wait to be run again is kept.
         num_rows = 2 * max_requests
-        self.blocks = Chances.of(max_draft, num_rows)
-        self.texts = Chances.of(most_free, num_rows)
+        self.block_chances = Chances.of(max_draft, num_rows)
+        self.text_chances = Chances.of(most_free, num_rows)
         self.forecast = Forecast(max_draft, num_rows, fair=fair)
         self.probes = ProbeSchedule()
         self._requests = RequestRows(num_rows)
@@ -122,13 +122,15 @@ class LearningPlanner:
     def _forget(self, rows: Ints) -> None:
         """Reset rows that now belong to new requests."""
         self.forecast.forget(rows)
-        self.blocks.forget(rows)
-        self.texts.forget(rows)
+        self.block_chances.forget(rows)
+        self.text_chances.forget(rows)
 
     def estimates(self) -> Estimates:
         """Return what was learned, for another run to recall."""
-        blocks, texts = (np.stack([one.seen, one.accepted]) for one in (self.blocks, self.texts))
-        return Estimates(self.costs, blocks, self.blocks.bias_of_all, texts)
+        blocks, texts = (
+            np.stack([one.seen, one.accepted]) for one in (self.block_chances, self.text_chances)
+        )
+        return Estimates(self.costs, blocks, self.block_chances.bias_of_all, texts)
 
     def recall(self, estimates: Estimates) -> None:
         """Start from what another run has learned about drafts; its costs are in use already.
@@ -137,10 +139,10 @@ class LearningPlanner:
         requests' drafts are worth it. A forecast from other requests, whose drafts were not worth
         it, would make these wait for probes.
         """
-        self.blocks.recall(estimates.blocks)
-        self.blocks.bias_of_all[:] = estimates.bias
-        if estimates.texts[0].shape == self.texts.seen.shape:
-            self.texts.recall(estimates.texts)
+        self.block_chances.recall(estimates.blocks)
+        self.block_chances.bias_of_all[:] = estimates.bias
+        if estimates.texts[0].shape == self.text_chances.seen.shape:
+            self.text_chances.recall(estimates.texts)
 
 
 class Planner(LearningPlanner):
@@ -170,7 +172,7 @@ class Planner(LearningPlanner):
         Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `predicted`.
         """
         rows = self._rows(step.ids)
-        learn_blocks(self.blocks, rows, step.verified, step.accepted)
+        learn_blocks(self.block_chances, rows, step.verified, step.accepted)
         self._text_curves = texts = self._expect_texts(rows, step)
         rests = step.is_resting or not step.limits.any()
         scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
@@ -181,7 +183,7 @@ class Planner(LearningPlanner):
         rate, plain_rate = best.undrafted_rate, best.plain_rate
         uses_text, speedup = rate > plain_rate, rate / plain_rate
         price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
-        resting = Plan.nothing(step.num_requests, price, speedup=speedup, uses_text=uses_text)
+        resting = Plan.without_block(step.num_requests, price, speedup=speedup, uses_text=uses_text)
         return resting if rests else self._weigh(step, resting, best)
 
     def _expect_texts(self, rows: Ints, step: StepRecord) -> Floats:
@@ -189,10 +191,10 @@ class Planner(LearningPlanner):
         predicted = step.predicted
         if predicted is None:
             return self._text_curves[:0]
-        learn(self.texts, rows, step.verified, predicted.known, predicted.came_true)
+        learn(self.text_chances, rows, step.verified, predicted.known, predicted.came_true)
         if not predicted.lengths.any():
             return self._text_curves[:0]
-        curves = expect_texts(self.texts, rows, predicted.matches, predicted.lengths)
+        curves = expect_texts(self.text_chances, rows, predicted.matches, predicted.lengths)
         return worth_of(curves, self.fair)
 
     def _weigh(self, step: StepRecord, resting: Plan, best: Choice) -> Plan:
@@ -203,20 +205,20 @@ class Planner(LearningPlanner):
             self.probes.restart()
             price = price_of(step.num_requests, rate, best.seconds, self.fair)
             return Plan(best.drafted, best.width, price, speedup=speedup, uses_text=uses_text)
-        skip_steps = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
+        holds_for = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
         # A prompt may end with the next step, and then another request can be drafted. And free
         # drafts that are better than the drafter's may be gone by then.
         is_displaced = resting.uses_text and rate > MARGIN * best.plain_rate
         if is_displaced or not step.decoding.all():
-            skip_steps = 0
+            holds_for = 0
         probe, seconds = self._cheapest_probe(step, resting)
         # Seconds that the best plan loses if it is right. A probe bears all of its catching up.
         lost = best.seconds * (1.0 - gain)
         lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
-        undrafted_seconds = (1 + skip_steps) * best.plain_seconds
+        undrafted_seconds = (1 + holds_for) * best.plain_seconds
         self._probe_charge = min(lost, seconds)
         if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
-            return replace(resting, skip_steps=skip_steps)
+            return replace(resting, holds_for=holds_for)
         if lost < seconds:
             return replace(probe, drafted=best.drafted, width=best.width, min_verified=0)
         return probe
@@ -253,14 +255,14 @@ class Planner(LearningPlanner):
         if plan.width:
             of_drafted = rows[plan.drafted]
             whole = np.full(len(of_drafted), confidence.shape[1])
-            curves = expect(self.blocks, of_drafted, confidence, whole)
+            curves = expect(self.block_chances, of_drafted, confidence, whole)
             self.forecast.observe(of_drafted, curves)
         if plan.uses_text:
             assert predicted is not None
             texts = self._text_curves
             if step.agreed.any():
                 matches = predicted.matches + AGREEMENT * step.agreed
-                found = expect_texts(self.texts, rows, matches, predicted.lengths)
+                found = expect_texts(self.text_chances, rows, matches, predicted.lengths)
                 texts = worth_of(found, self.fair)
         drafts = OfferedDrafts(
             blocks=worth_of(curves, self.fair),
@@ -274,8 +276,8 @@ class Planner(LearningPlanner):
             is_probe=plan.is_probe,
         )
         of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
-        self.blocks.num_verified[rows] = of_blocks
-        self.texts.num_verified[rows] = of_texts
+        self.block_chances.num_verified[rows] = of_blocks
+        self.text_chances.num_verified[rows] = of_texts
         return of_blocks + of_texts, of_texts > 0
 
     def observe(self, step: StepRecord) -> StepEstimate | None:

@@ -1,14 +1,13 @@
 """The record of one step: made when the target's output is there, and handed on.
 
 The part that drafts makes it and measures times, the planner reads it and decides, statistics count
-it. Each part writes what it learns here. On V1 the proposer makes steps. On V2 the schedulers make
-them to learn from, and the workers to count. The simulated engines of the tests make them, too.
+it. Each part writes what it learns here. V1's proposer makes records, and V2's schedulers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,24 +32,24 @@ class Plan:
     is_probe: bool = False
     min_verified: int = 0
     """Drafts of each request to verify, however little they seem worth."""
-    skip_steps: int = 0
+    holds_for: int = 0
     """Next steps that need no new plan, as long as the batch stays the same."""
     uses_text: bool = False
     """Whether drafts that the text predicts may be worth it."""
 
     @classmethod
-    def nothing(
+    def without_block(
         cls,
         num_requests: int,
         price: float = 0.0,
-        skip_steps: int = 0,
+        holds_for: int = 0,
         *,
         speedup: float = 1.0,
         uses_text: bool = False,
     ) -> Plan:
         """Make a plan in which the drafter does not run."""
         nobody = np.zeros(num_requests, dtype=bool)
-        return cls(nobody, 0, price, speedup, skip_steps=skip_steps, uses_text=uses_text)
+        return cls(nobody, 0, price, speedup, holds_for=holds_for, uses_text=uses_text)
 
 
 class Predicted(NamedTuple):
@@ -66,8 +65,8 @@ class Predicted(NamedTuple):
     """Those that were right, up to the first wrong one, [R]."""
 
 
-NOBODY, BLOCK, TEXT = 0, 1, 2
-"""What produced a request's drafts; placeholders of vLLM's count as `NOBODY`."""
+NO_DRAFTS, BLOCK, TEXT = 0, 1, 2
+"""What produced a request's drafts; placeholders of vLLM's count as `NO_DRAFTS`."""
 
 
 class Outcomes(NamedTuple):
@@ -76,7 +75,7 @@ class Outcomes(NamedTuple):
     source: Ints
     """What produced them, [R]."""
     admitted: Ints
-    """Drafts that were verified, [R]."""
+    """Drafts that were verified, and placeholders for them, [R]."""
     matches: Ints
     """Tokens of the match in the last look-up, [R]."""
     text_lengths: Ints
@@ -186,7 +185,7 @@ class StepRecord:
     """Context rows of each that must be stored before it can be drafted, [R]."""
     is_resting: bool = False
     """Whether an earlier plan decided that the drafter does not run in this step."""
-    plan: Plan = field(default_factory=lambda: Plan.nothing(0))
+    plan: Plan = field(default_factory=lambda: Plan.without_block(0))
     """What this step drafts."""
     could_draft: bool = False
     """Whether any request could have used a draft."""
@@ -281,6 +280,10 @@ class RequestRows:
         self._row_of: dict[str, int] = {}
         self._free = list(range(num_rows))
         self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
+
+    def known(self, ids: Collection[str]) -> Ints:
+        """Return rows of those requests that have one."""
+        return np.array([self._row_of[name] for name in ids if name in self._row_of], np.int64)
 
     def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
         """Return rows of the requests in the batch, [R], and which of those rows are new requests'.

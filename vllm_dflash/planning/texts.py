@@ -12,7 +12,7 @@ equally long ones, the last.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -220,7 +220,36 @@ def look_up(
     return Predicted(lengths, matches, known, came_true)
 
 
-class NgramIndex:
+class FreeDrafts(Protocol):
+    """A source of free drafts on V1. What it predicts need not be right: all drafts are verified.
+
+    Every rank asks its own, so all must predict the same.
+    """
+
+    def look_up(
+        self,
+        ids: Sequence[str],
+        texts: Ints,
+        context_lens: Ints,
+        produced: Ints,
+        limits: Ints,
+        most: int,
+    ) -> Predicted:
+        """Return what became of the last predictions, verified or not, and how long the next ones
+        are; see `NgramIndex.look_up`. The longer the match, the likelier a prediction is taken to
+        be (`chances.TRUST`), until it is learned how often such predictions come true."""
+
+    def tokens(self, request: int, length: int) -> list[int]:
+        """Return the first tokens of the last prediction for a request of the batch."""
+
+    def restart(self, ids: Collection[str]) -> None:
+        """Read the texts of these requests anew: they join the batch, or come back to it."""
+
+    def end(self, ids: Collection[str], texts: Ints) -> None:
+        """Forget requests of the last batch that have ended; see `NgramIndex.end`."""
+
+
+class NgramIndex(FreeDrafts):
     """Looks up what the texts of running requests predict."""
 
     def __init__(
@@ -278,6 +307,13 @@ class NgramIndex:
     def tokens(self, request: int, length: int) -> list[int]:
         """Return the first tokens of what the last look-up predicted for a request of the batch."""
         return self._index.predicted[self._rows[request], :length].tolist()
+
+    def restart(self, ids: Collection[str]) -> None:
+        """Read the texts of these requests anew, if they are known. All that they have by then is
+        their prompt: a session whose input is streamed keeps its id, and gets more of it."""
+        known = self._requests.known(ids)
+        if len(known):
+            self._index.forget(known)
 
     def end(self, ids: Collection[str], texts: Ints) -> None:
         """Forget requests of the last batch that have ended, and remember what was written.

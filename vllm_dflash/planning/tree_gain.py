@@ -53,17 +53,26 @@ class TreeGain:
         self._trees = left * self._trees + trees
 
     def best(
-        self, count: int, promise: float, seconds: Floats, rate: float, *, fair: bool = False
+        self,
+        count: int,
+        promise: float,
+        seconds: Floats,
+        rate: float,
+        *,
+        text_promise: float = 0.0,
+        fair: bool = False,
     ) -> int | None:
         """Return which size has the best rate in a step; None: chains have.
 
         Args:
             count: requests in the step, R.
-            promise: worth of whole chains.
+            promise: worth of whole chains, which trees would be made of.
             seconds: time of the step with trees of each size, [S].
             rate: rate of the best step with chains.
+            text_promise: worth of the other requests' drafts, which remain chains.
             fair: the objective; see `objective`.
         """
-        rates = rate_of(count, scaled(promise, self.ratios, count, fair), seconds, fair)
+        worth = scaled(promise, self.ratios, count, fair) + text_promise
+        rates = rate_of(count, worth, seconds, fair)
         best = int(rates.argmax())
         return best if rates[best] > rate else None

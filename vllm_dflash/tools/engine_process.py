@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from vllm_dflash.tools.engine_answers import SECONDS_TO_CLOSE
@@ -85,7 +86,7 @@ class EngineProcess:
         log: Path,
         *,
         start: str = START,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] = MappingProxyType({}),
         **arguments: Any,
     ) -> None:
         """Start the process; the engine is ready when it first answers.
@@ -94,7 +95,8 @@ class EngineProcess:
             log: file for everything that vLLM prints.
             start: "module:callable", called in the process with the arguments. Public methods of
                 the object it returns are the questions; its `close` is called at the end.
-            environment: variables to set for the process, which override those of this one.
+            environment: variables to set for the process, or None to unset one; the others are
+                this process's.
             arguments: JSON values; see `EngineAnswers.start`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -102,6 +104,7 @@ class EngineProcess:
         self._busy = True
         """Whether the engine is starting or answering."""
         self._patience = SECONDS_TO_LEAVE
+        variables = {**os.environ, **environment}
         with log.open("w") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, start, json.dumps(arguments)],
@@ -109,7 +112,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env=os.environ | (environment or {}),
+                env={name: value for name, value in variables.items() if value is not None},
                 # Ctrl-C must reach only the command, which then ends its children.
                 start_new_session=True,
             )

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gpu import gpu_command, gpu_machine, gpu_models, gpu_run
-from gpu.gpu_plan import RESULT, Part, chosen, plan, plan_dry_run
+from gpu.gpu_plan import RESULT, Part, chosen, plan
 from gpu.gpu_run import (
     FAILED,
     PASSED,
@@ -43,16 +43,6 @@ def test_no_part_takes_more_than_eight_minutes() -> None:
     names += ["trees eager TRITON_ATTN", "trees graphs FLASH_ATTN"]
     assert {*names} < {part.name for part in parts}
     assert len({part.slug for part in parts}) == len(parts)
-    dry = {part.name.split()[0] for part in plan_dry_run(DEMO / "held_out.jsonl")}
-    assert dry == {"kernels", "text", "trees", "load", "parity", "soak", "tiny"}
-
-
-def test_trees_are_told_from_chains() -> None:
-    """Exactly the parts of the group `trees` ask for trees."""
-    for part in plan(80.0) + plan_dry_run(DEMO / "held_out.jsonl"):
-        assert ("--tree" in part.command) == (part.group == "trees")
-    modes = {part.name.split()[1] for part in chosen(plan(80.0), ["trees"])}
-    assert modes == {"eager", "graphs"}
 
 
 @pytest.mark.parametrize(
@@ -145,13 +135,6 @@ def test_every_side_there_is() -> None:
     config = side_of(ADAPTIVE, "drafter").speculative_config or {}
     assert config["enable_adaptive_verification"]
     assert config["num_speculative_tokens"] == 7
-
-
-def test_results_come_from_a_file_or_from_what_is_printed(tmp_path: Path) -> None:
-    prints = python("prints", 'print(\'{"verdict": "fine"}\')', "--json")
-    writes = python("writes", "import sys; open(sys.argv[1], 'w').write('{\"a\": 1}')", RESULT)
-    assert run(prints, tmp_path, MACHINE, {}).data == {"verdict": "fine"}
-    assert run(writes, tmp_path, MACHINE, {}).data == {"a": 1}
 
 
 def test_the_end_of_a_failing_log_is_kept(tmp_path: Path) -> None:

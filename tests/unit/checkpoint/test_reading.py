@@ -105,6 +105,30 @@ def test_each_override_changes_something(overrides: Fields, means: Fields) -> No
 
 
 @pytest.mark.parametrize(
+    ("overrides", "means"),
+    [
+        ({"rope_theta": 9.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}),
+        ({"is_causal": True}, {"causal": (True,) * 3}),
+        ({"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
+        ({"mask_token_id": 7}, {"mask_token_id": 7}),
+        ({"aux_hidden_state_layer_ids": [3]}, {"taps": (2,)}),
+    ],
+)
+def test_names_of_either_format_override_a_speculators_config(
+    overrides: Fields, means: Fields
+) -> None:
+    """Messages advise z-lab's names, such as "rope_theta" where a config states none."""
+    rotation = ("rope_theta", "rope_parameters", "rope_scaling")
+    layers = SPECULATORS["transformer_layer_config"].items()
+    config = {
+        **SPECULATORS,
+        "transformer_layer_config": {name: value for name, value in layers if name not in rotation},
+    }
+    spec = parse_overridden("it", config, overrides).model_dump()
+    assert {name: spec[name] for name in means} == means
+
+
+@pytest.mark.parametrize(
     ("config", "overrides"),
     [
         ({**QWEN, "dflash_config": None}, {"dflash_config": NESTED}),

@@ -125,6 +125,33 @@ def test_a_whole_checkpoint_has_no_faults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("quantization", "name", "is_left_out"),
+    [
+        (None, "layers.0.self_attn.rotary_emb.inv_freq", True),
+        (None, "layers.0.self_attn.k_scale", False),
+        (None, "layers.0.mlp.up_proj.bias", False),
+        ("modelopt", "layers.0.self_attn.k_proj.k_scale", True),
+        ("compressed-tensors", "layers.1.self_attn.v_scale", True),
+        ("gptq", "layers.1.mlp.down_proj.g_idx", True),
+        ("gptq", "layers.1.mlp.down_proj.bias", True),
+    ],
+)
+def test_tensors_that_vllms_loader_drops(
+    quantization: str | None, name: str, is_left_out: bool
+) -> None:
+    spec = spec_with(quantization=quantization)
+    one = {name: Tensor((1,), "F32")}
+    assert tensor_faults(spec, found() | one) == ([] if is_left_out else [f"surplus {name} [1]"])
+
+
+def test_a_bias_that_the_config_names_is_loaded() -> None:
+    spec = spec_with(attention_bias=True, quantization="gptq")
+    assert not spec.leaves_out("layers.0.self_attn.q_proj.bias")
+    assert spec.leaves_out("layers.0.mlp.up_proj.bias")
+    assert not spec.leaves_out("lilicorr.token_proj.bias")
+
+
+@pytest.mark.parametrize(
     ("change", "faults"),
     [
         ({"norm__weight": None}, ["missing norm.weight [32]"]),

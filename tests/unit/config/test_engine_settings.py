@@ -129,21 +129,6 @@ def test_with_candidates_no_ranks_search_their_part_of_the_head(changes: dict[st
     assert written(asked) == {**ALWAYS, "use_local_argmax_reduction": True}
 
 
-@pytest.mark.parametrize(
-    ("longest", "table"),
-    [
-        (1, [(1, 1, 1), (2, 2, 0), (3, ANY, 1)]),
-        (2, [(1, 1, 2), (2, 2, 0), (3, ANY, 2)]),
-        (3, [(1, 1, 3), (2, 2, 0), (3, 3, 1), (4, ANY, 3)]),
-        (5, [(1, 1, 5), (2, 2, 0), (3, 3, 2), (4, ANY, 5)]),
-        (7, [(1, 1, 7), (2, 2, 0), (3, 3, 3), (4, 4, 1), (5, ANY, 7)]),
-        (15, [(1, 1, 15), (2, 2, 0), (3, 3, 7), (4, 4, 3), (5, ANY, 15)]),
-    ],
-)
-def test_the_lengths_to_capture(longest: int, table: list[tuple[int, int, int]]) -> None:
-    assert length_table(longest) == table
-
-
 def test_a_trees_nodes_are_captured_beside_chains() -> None:
     """Sizes it may be cut to are captured as well, unless a chain has that many."""
     expected = [(1, 1, 15), (2, 2, 7), (3, 3, 0), (4, 4, 3), (5, 5, 1), (6, ANY, 15)]

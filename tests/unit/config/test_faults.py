@@ -7,9 +7,7 @@ and test_server_faults.py for faults of servers.
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -45,48 +43,6 @@ def refusal(pair: Pair) -> str:
     with pytest.raises(DrafterError) as refused:
         create_config(pair)
     return str(refused.value)
-
-
-# --- between two runs -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("left", [0, 4, 100, 5000])
-def test_weights_cut_short_between_runs(pair: Pair, left: int) -> None:
-    create_config(pair)
-    os.truncate(pair.drafter / "model.safetensors", left)
-    message = refusal(pair)
-    assert str(pair.drafter / "model.safetensors") in message
-    assert "cannot be read" in message
-
-
-def test_weights_removed_between_runs(pair: Pair) -> None:
-    create_config(pair)
-    (pair.drafter / "model.safetensors").unlink()
-    assert str(pair.drafter) in (message := refusal(pair))
-    assert "holds no *.safetensors file" in message
-
-
-def test_a_shard_removed_between_runs(pair: Pair) -> None:
-    """The tensors that went with it are named."""
-    from safetensors.torch import load_file, save_file
-
-    whole = pair.drafter / "model.safetensors"
-    tensors = load_file(whole)
-    last = {name: tensors.pop(name) for name in list(tensors) if name.startswith("layers.1.mlp")}
-    save_file(last, pair.drafter / "model-2.safetensors")
-    save_file(tensors, whole)
-    create_config(pair)
-    (pair.drafter / "model-2.safetensors").unlink()
-    message = refusal(pair)
-    assert all(f"missing {name}" in message for name in last)
-
-
-def test_the_folder_removed_between_runs(pair: Pair) -> None:
-    shutil.rmtree(pair.drafter)
-    assert "does not exist" in refusal(pair)
-
-
-# --- damaged files --------------------------------------------------------------------------------
 
 
 def outcome(folder: Path) -> str | None:

@@ -8,7 +8,7 @@ from vllm.platforms import current_platform
 
 from vllm_dflash.config.left_to_vllm import why_left
 from vllm_dflash.config.mode import (
-    CPU_WORKER,
+    CPU_WORKER_V1,
     CPU_WORKER_V2,
     GPU_WORKER,
     runner_here,
@@ -51,7 +51,7 @@ def test_cuda_gets_its_own_worker_on_v2(
         assert runner_here() == "v2"
         assert left(use_ubatching=splits) == []
         assert left(GPU_WORKER, use_ubatching=splits) == []
-        assert "worker_cls is" in left(CPU_WORKER, use_ubatching=splits)[0]
+        assert "worker_cls is" in left(CPU_WORKER_V1, use_ubatching=splits)[0]
     else:
         (why,) = left(use_ubatching=splits)
         assert "this engine gets V1" in why
@@ -61,9 +61,9 @@ def test_cuda_gets_its_own_worker_on_v2(
 @pytest.mark.parametrize(
     ("is_v2", "has_triton", "runner", "worker"),
     [
-        (None, False, "v1", CPU_WORKER),
+        (None, False, "v1", CPU_WORKER_V1),
         (None, True, "v2", CPU_WORKER_V2),  # also on a CPU: vLLM's own choice
-        (False, True, "v1", CPU_WORKER),
+        (False, True, "v1", CPU_WORKER_V1),
         (True, False, "v2", CPU_WORKER_V2),
     ],
 )

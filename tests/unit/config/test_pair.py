@@ -26,7 +26,8 @@ from vllm_dflash.config.speculative_settings import SpeculativeSettings
 def engine(**changes: Any) -> Any:
     """Return the engine arguments that are read."""
     plain = dict.fromkeys(["scheduler_cls", "max_num_batched_tokens", "max_num_active_seqs"])
-    return SimpleNamespace(**{**plain, "enable_lora": False, **changes})
+    plain |= {"max_num_seqs": None, "enable_lora": False, "load_format": "auto"}
+    return SimpleNamespace(**{**plain, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -36,6 +37,7 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
         architecture="Resolved",
         architectures=["Written"],
         is_hybrid=False,
+        max_model_len=256,
         get_total_num_hidden_layers=lambda: 4,
         get_hidden_size=lambda: 64,
         get_vocab_size=lambda: 320,
@@ -144,11 +146,27 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     assert found == expected
     assert options.shares_outputs == (own.get("free_drafts") == "shared")
     assert from_json(options.to_json()) == options
-    narrow = engine(max_num_batched_tokens=MOST_FREE_DRAFTS)
-    elsewhere = resolve(settings, config, target(**facts), narrow, parallel())
     width = options.draft_width
     most_free = width if options.free_drafts else 0
-    assert elsewhere == replace(options, num_speculative_tokens=width, most_free=most_free)
+    without_room = replace(options, num_speculative_tokens=width, most_free=most_free)
+    narrow = engine(max_num_batched_tokens=MOST_FREE_DRAFTS)
+    assert resolve(settings, config, target(**facts), narrow, parallel()) == without_room
+    tiny = target(**facts, max_model_len=MOST_FREE_DRAFTS)  # vLLM makes its steps no larger
+    assert resolve(settings, config, tiny, engine(max_num_seqs=1), parallel()) == without_room
+
+
+@pytest.mark.parametrize("own", [{}, {"draft_load_config": {"load_format": "dummy"}}])
+def test_a_drafter_with_made_up_weights_needs_no_files(drafter: Path, own: dict[str, Any]) -> None:
+    for file in drafter.glob("*.safetensors"):
+        file.unlink()
+    settings = SpeculativeSettings.of({"model": str(drafter), **own})
+    config = drafter_config()
+    made_up = engine(load_format="auto" if own else "dummy")
+    assert resolve(settings, config, target(), made_up, parallel()).draft_width == 7
+    read = {"load_format": "auto"}
+    settings = SpeculativeSettings(model=str(drafter), draft_load_config=read)
+    with pytest.raises(DrafterError, match="safetensors"):
+        resolve(settings, config, target(), made_up, parallel())
 
 
 @pytest.mark.parametrize(

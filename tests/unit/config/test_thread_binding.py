@@ -89,8 +89,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0-3", 1, None),
         ("nobind", 2, None),
         ("0|1", 2, None),
-        ("0|1", 1, "'0|1' has cores for 2"),
-        ("0|1|2", 2, "'0|1|2' has cores for 3"),
+        ("0|1", 1, None),  # vLLM takes the first ones
+        ("0|1|2", 2, None),
         ("0-3", 2, "'0-3' has cores for 1"),
         ("0|1|2", 3, None),
         ("0|1", 3, "'0|1' has cores for 2. Set VLLM_CPU_OMP_THREADS_BIND='0|1|2-3' to divide its"),
@@ -118,6 +118,19 @@ def test_ranks_of_this_machine(
     monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA")
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     check_thread_binding(ranks)
+
+
+@pytest.mark.usefixtures("machine")
+def test_engines_that_share_the_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes as many as it has ranks, one after the other."""
+    monkeypatch.setenv(VARIABLE, "0|1|2|3")
+    check_thread_binding(2, engines=2)
+    check_thread_binding(1, engines=4)
+    monkeypatch.setenv(VARIABLE, "0-3")
+    with pytest.raises(ValueError, match=r"data_parallel_size asks for 2 ranks.*='0-1\|2-3'"):
+        check_thread_binding(1, engines=2)
+    monkeypatch.delenv(VARIABLE)
+    check_thread_binding(1, engines=2)  # vLLM divides the cores itself
 
 
 @pytest.mark.usefixtures("machine")

@@ -23,7 +23,7 @@ from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.log import PeriodicLog
-from vllm_dflash.engine.v2 import scheduling
+from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
     FACTS,
@@ -32,14 +32,14 @@ from vllm_dflash.engine.v2.exchange import (
     WorkerFacts,
     directions_of,
 )
-from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.planning.ahead import Ahead, AheadPlanner
+from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
+from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
 from vllm_dflash.planning.estimates import Estimates
-from vllm_dflash.planning.step import BLOCK, TEXT, Outcomes, StepRecord
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes, StepRecord
 
-KINDS = [DFlashAsyncScheduler, DFlashDeviceScheduler]
+KINDS = [DFlashAsyncScheduler, DFlashSyncScheduler]
 
 
 @pytest.fixture(params=KINDS)
@@ -67,9 +67,9 @@ def plans(
     """Plan every step like this; return what the planner was asked."""
     asked: list[Any] = []
 
-    def plan(self: Any, *what: Any) -> Ahead:
+    def plan(self: Any, *what: Any) -> PlanAhead:
         asked.append(what)
-        return Ahead(np.array(lengths), runs_block, min_verified)
+        return PlanAhead(np.array(lengths), runs_block, min_verified)
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
     return asked
@@ -133,7 +133,7 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Scheduler, "requests", {"a": request()})
     scheduler: Any = DFlashAsyncScheduler()
     assert places_behind(scheduler, "a") == 31
-    ahead = Ahead(np.array([3]), runs_block=True, rate=240.0, promise=3.0)
+    ahead = PlanAhead(np.array([3]), runs_block=True, rate=240.0, promise=3.0)
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
     planner, gain = scheduler.planner, scheduler._tree_gain
     planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)
@@ -225,7 +225,7 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
 ) -> None:
     """Drafts that fit after this much context, including this step's token."""
     take_vllm_out(monkeypatch, 7)
-    monkeypatch.setattr(scheduling, "drafted_length", lambda _: of_drafter)
+    monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: of_drafter)
     monkeypatch.setattr(Scheduler, "max_model_len", of_target)
     contexts = {"a": 50, "b": 100, "c": 104, "d": 107, "e": 200}
     requests = {name: request(context) for name, context in contexts.items()}
@@ -267,7 +267,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
 def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """If scheduling waits for them. The worker's batch has an order of its own."""
     take_vllm_out(monkeypatch, 7, is_async=False)
-    scheduler: Any = DFlashDeviceScheduler()
+    scheduler: Any = DFlashSyncScheduler()
     scheduler.requests = {name: request() for name in "cab"}
 
     def take(scheduler: Any, drafts: DraftTokenIds) -> None:
@@ -313,7 +313,7 @@ def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
     recalled = Estimates(profiled_costs(), blocks, np.zeros(2), texts)
     file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
     scheduled, output = step({"a": 0}, {"a": 1})
-    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, memory=file))
+    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, estimates_file=file))
     scheduler.shutdown()  # nothing to keep yet
     scheduler.update_from_output(scheduled, output)
     rates = scheduler.planner.learned()
@@ -382,6 +382,33 @@ def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]
     assert scheduler.free_drafts == {"a": 4, "b": 1, "p": 0}
 
 
+def test_placeholders_that_fill_the_budget_are_rows(scheduler: Any, observed: list[Any]) -> None:
+    """If it trims drafts: the request without drafts of its own had three placeholders admitted."""
+    scheduler.planner.start(profiled_costs(), [7], trims=True)
+    scheduled, output = step({"a": 7, "b": 7}, {"a": 2, "b": 1}, admitted={"a": 4, "b": 0})
+    table = OUTCOMES.on(output)
+    assert table is not None
+    table[1, 1] = 3
+    scheduler.update_from_output(scheduled, output)
+    ((seen, outcomes),) = observed
+    assert seen.rows == 2 + 4 + 3
+    assert outcomes.source.tolist() == [BLOCK, NO_DRAFTS]
+    assert scheduler.statistics.draft_tokens == 4
+
+
+def test_free_drafts_are_counted_once(
+    scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's count of drafts, which calls `make_spec_decoding_stats`, counts them."""
+    monkeypatch.setattr(Scheduler, "make_spec_decoding_stats", lambda *_: None)
+    scheduler.update_from_output(*step({"a": 3}, {"a": 3}, source=TEXT))
+    assert scheduler.statistics.draft_tokens == 3
+    assert scheduler.free_drafts == {"a": 3}
+    before = scheduler.statistics.free_draft_tokens
+    scheduler.make_spec_decoding_stats(None, 3, 2, None, "a")
+    assert (before, scheduler.statistics.free_draft_tokens) == (0, 3)
+
+
 def test_steps_are_timed_where_the_same_requests_only_decode(
     scheduler: Any, observed: list[Any]
 ) -> None:
@@ -438,15 +465,15 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeTime()
-    for module in ("engine.v2.scheduling", "engine.step_clock", "planning.step"):
+    for module in ("engine.v2.v2_scheduler", "engine.step_clock", "planning.step"):
         monkeypatch.setattr(f"vllm_dflash.{module}.time", clock)
     monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now", clock.now + 0.05))
     scheduler.planner.start(profiled_costs(), range(8))
 
-    def plan(self: Any, ids: list[str], *_: Any) -> Ahead:
+    def plan(self: Any, ids: list[str], *_: Any) -> PlanAhead:
         clock.now += 0.001
         self.speedup = 1.5
-        return Ahead(np.full(len(ids), 2), runs_block=True)
+        return PlanAhead(np.full(len(ids), 2), runs_block=True)
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
     # The first has no step before it to be timed by; the others make 3 and 5 tokens.

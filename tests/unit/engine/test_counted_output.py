@@ -8,11 +8,11 @@ import torch
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.exchange import OUTCOMES, CountedOutput, HostCopy
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes
 
 NAMES = ["part", "all", "undrafted", "in its prompt", "none", "of its text"]
 """What became of each request's drafts."""
-SOURCE = [BLOCK, BLOCK, NOBODY, NOBODY, BLOCK, TEXT]
+SOURCE = [BLOCK, BLOCK, NO_DRAFTS, NO_DRAFTS, BLOCK, TEXT]
 ADMITTED = [7, 2, 0, 0, 3, 5]
 SAMPLED = [[5] * 4, [5] * 3, [5], [], [5], [5] * 6]
 

@@ -16,7 +16,7 @@ from vllm_dflash.engine.v2.grading import TILE
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.engine.warm import tensors_of
 from vllm_dflash.planning.chances import AGREEMENT
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -92,7 +92,7 @@ def test_without_block_and_text_the_last_token_is_repeated() -> None:
     choose(slots, batch_of([1, 0], [1, 0], [8, 9]), drafts, None, has_block=False)
     assert drafts.tokens.tolist() == [[9, 9, 9], [4, 4, 4]]
     assert not drafts.chances.any()
-    assert slots.records[:, 0].tolist() == [NOBODY, NOBODY]
+    assert slots.records[:, 0].tolist() == [NO_DRAFTS, NO_DRAFTS]
 
 
 def test_drafts_that_are_not_finite_are_told_from_none() -> None:

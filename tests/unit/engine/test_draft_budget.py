@@ -50,7 +50,7 @@ def bare(chances: float | Floats = 0.5, *, fair: bool = False) -> Any:
 
 def decode(budget: Any, directions: Directions, chance: float = 0.5, *, rows: int = 4) -> int:
     """Run a step of one request whose new drafts have this chance; return how many are verified."""
-    budget.expect(directions)
+    budget.begin_step(directions)
     found = budget.get_num_tokens({"decodes": rows}, DRAFTS) - rows + K
     batch: Any = SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([PLACES["decodes"]]))
     budget.record_confidences(torch.full((1, K), chance), batch)
@@ -94,7 +94,7 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     chances = random.random((SLOTS, K)).astype(np.float32)
     budget, recent = bare(chances), RecentChances(SLOTS, K)
     budget.costs = costs = straight_costs()
-    budget.expect(Directions(runs_block))
+    budget.begin_step(Directions(runs_block))
     budget.add_request(PLACES["new"])
     assert budget.get_num_tokens(ROWS, DRAFTS) == 64 + 5
     assert budget._batch_budget == (
@@ -254,12 +254,12 @@ def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[A
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
     """Into the same memory. Without news, or before costs are known, nothing changes."""
     budget = bare()
-    budget.expect(Directions(runs_block=True, learned=learned(2.0)))
+    budget.begin_step(Directions(runs_block=True, learned=learned(2.0)))
     assert budget.costs is None
     budget.costs = costs = straight_costs()
-    budget.expect(Directions(runs_block=True))
+    budget.begin_step(Directions(runs_block=True))
     assert (costs.verify.seconds == straight_costs().verify.seconds).all()
-    budget.expect(Directions(runs_block=True, learned=learned(2.0)))
+    budget.begin_step(Directions(runs_block=True, learned=learned(2.0)))
     assert budget.costs is costs
     assert (costs.verify.seconds == 2.0 * straight_costs().verify.seconds).all()
 
@@ -286,6 +286,6 @@ def test_chances_that_nobody_asks_for_do_not_pile_up() -> None:
     budget = bare()
     batch: Any = SimpleNamespace(num_reqs=1, idx_mapping=torch.tensor([4]))
     for _ in range(50):
-        budget.expect(Directions(runs_block=False))
+        budget.begin_step(Directions(runs_block=False))
         budget.record_confidences(torch.zeros(1, K), batch)
     assert len(budget._sent) <= ARRIVED + 1

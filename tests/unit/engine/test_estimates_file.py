@@ -341,8 +341,8 @@ def test_a_file_is_there_if_it_was_asked_for(
     assert file.recalled is not None
     assert file.recalled.to_dict() == old.estimates().to_dict()
     EstimatesKeeper(file, new)
-    assert new.blocks.seen.sum() > 0
-    assert new.blocks.bias_of_all.tolist() == old.blocks.bias_of_all.tolist()
+    assert new.block_chances.seen.sum() > 0
+    assert new.block_chances.bias_of_all.tolist() == old.block_chances.bias_of_all.tolist()
 
 
 def test_what_rank_0_reads_is_recalled_on_all(

@@ -1,6 +1,5 @@
 """Figures for `/metrics`: what is counted, how it travels, and what arrives."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +22,6 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from support import ROOT
 from support.pairs import Pair, make_pair
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
@@ -36,7 +34,7 @@ from vllm_dflash.engine.reporting.figures import (
 )
 from vllm_dflash.engine.reporting.prometheus import FigureLogger
 from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Figures, Increases
-from vllm_dflash.engine.v1.v1_scheduling import DFlashScheduler
+from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.step import StepRecord
@@ -282,19 +280,3 @@ def test_a_plain_engine_of_the_same_process_is_let_be(
     assert not any(isinstance(one, FigureLogger) for one in loggers)
     assert shown("^vllm:num_requests_running")
     assert not shown("dflash")
-
-
-def test_the_dashboard_names_metrics_that_exist(dflash: VllmConfig) -> None:
-    StatLoggerManager(dflash, [0])
-    exist = set(shown(r"^(vllm:\w+)\{"))
-    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
-    panels = dashboard["panels"]
-    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    named = {name for one in expressions for name in re.findall(r"vllm:\w+", one)}
-    assert named <= exist
-    assert {
-        name for name in exist if name.startswith("vllm:dflash_") and "created" not in name
-    } <= named
-    (source,) = [v for v in dashboard["templating"]["list"] if v["type"] == "datasource"]
-    used = {panel["datasource"]["uid"] for panel in panels}
-    assert used == {f"${{{source['name']}}}"}

@@ -18,8 +18,8 @@ from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
-from vllm_dflash.planning.texts import NgramIndex
+from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
+from vllm_dflash.planning.texts import FreeDrafts, NgramIndex
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -77,10 +77,10 @@ class Host(HostStep):
     def __init__(self, policy: Any = None, *, finite: int = 7, looks_up: bool = False) -> None:
         stored = SimpleNamespace(store=lambda *rows: None)
         super().__init__(OPTIONS, Blocks(finite), stored, 16)  # type: ignore[arg-type]
-        self.policy = policy or self.policy
+        self.planner = policy or self.planner
         self.all_texts = np.arange(8 * LONGEST, dtype=np.int32).reshape(8, LONGEST)
         if looks_up:
-            self.texts = NgramIndex(8, LONGEST, MOST_FREE)
+            self.free_drafts = NgramIndex(8, LONGEST, MOST_FREE)
 
     def make(
         self,
@@ -158,8 +158,8 @@ def test_the_newest_context_of_those_who_are_drafted() -> None:
         torch.testing.assert_close(blocks.newest, expected)
 
 
-def drafting(*drafted: bool, width: int = 4, skip_steps: int = 0) -> Plan:
-    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, skip_steps=skip_steps)
+def drafting(*drafted: bool, width: int = 4, holds_for: int = 0) -> Plan:
+    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, holds_for=holds_for)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_what_is_measured_is_agreed_upon(agreed: list[Any]) -> None:
 
 
 def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(FromText(Plan.nothing(2, uses_text=True)), looks_up=True)
+    host = Host(FromText(Plan.without_block(2, uses_text=True)), looks_up=True)
     host.all_texts[:2, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
     of_rank_0 = iter([drafting(True, False), (np.array([1, 2]), np.array([False, True]))])
     monkeypatch.setattr(host_step, "from_rank_0", lambda _: next(of_rank_0))
@@ -205,7 +205,11 @@ def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_skipped_steps_are_counted_and_not_planned() -> None:
-    host = Host(policy := Scripted(Plan.nothing(2, skip_steps=2), Plan.nothing(2), Plan.nothing(1)))
+    host = Host(
+        policy := Scripted(
+            Plan.without_block(2, holds_for=2), Plan.without_block(2), Plan.without_block(1)
+        )
+    )
     steps = [host.step(*limits)[0] for limits in ((7, 0), (7, 0), (7, 0), (7, 0), (7,))]
     assert [step.is_resting for step in steps] == [False, True, True, False, False]
     assert [step.could_draft for step in steps] == [True] * 5
@@ -215,28 +219,37 @@ def test_skipped_steps_are_counted_and_not_planned() -> None:
 
 
 def test_steps_in_which_nobody_could_draft_are_no_skipped_ones() -> None:
-    host = Host(Scripted(Plan.nothing(1, skip_steps=1)))
+    host = Host(Scripted(Plan.without_block(1, holds_for=1)))
     host.step(0)
     host.step(0)
     assert (host.statistics.steps, host.statistics.skipped_steps) == (2, 0)
 
 
 def test_another_batch_ends_the_skipping() -> None:
-    host = Host(Scripted(*[Plan.nothing(2, skip_steps=5), Plan.nothing(1), Plan.nothing(2)]))
+    host = Host(
+        Scripted(
+            *[Plan.without_block(2, holds_for=5), Plan.without_block(1), Plan.without_block(2)]
+        )
+    )
     steps = [host.step(*limits)[0] for limits in ((7, 7), (7,), (7, 7))]
     assert [step.is_resting for step in steps] == [False] * 3
 
 
 def test_a_plan_that_drafts_begins_no_skipping() -> None:
-    host = Host(Scripted(drafting(True, skip_steps=3), Plan.nothing(1)))
+    host = Host(Scripted(drafting(True, holds_for=3), Plan.without_block(1)))
     host.step(7)
     assert not host.step(7)[0].is_resting
 
 
 def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
     """It uses up no other resting step, and starts no new rest."""
-    first, free = Plan.nothing(2, skip_steps=2), Plan.nothing(2, skip_steps=9, uses_text=True)
-    host = Host(policy := FromText(first, free, Plan.nothing(2), Plan.nothing(2)), looks_up=True)
+    first, free = (
+        Plan.without_block(2, holds_for=2),
+        Plan.without_block(2, holds_for=9, uses_text=True),
+    )
+    host = Host(
+        policy := FromText(first, free, Plan.without_block(2), Plan.without_block(2)), looks_up=True
+    )
     host.all_texts[1, : CONTEXT - 1] = [7, 1000, 8, 9, 3, 4, 5, 6, 1]
     host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
@@ -255,7 +268,7 @@ def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
 
 def test_tokens_are_written_where_the_runner_will_write_them() -> None:
     """Only tokens are written."""
-    host = Host(FromText(Plan.nothing(3)), looks_up=True)
+    host = Host(FromText(Plan.without_block(3)), looks_up=True)
     before = host.all_texts.copy()
     host.step(7, 7, 7, sampled=[[501, 502], [], [503]])
     before[0, CONTEXT : CONTEXT + 2] = [501, 502]
@@ -296,7 +309,7 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
 
     class Told(Scripted):
         def plan(self, step: StepRecord) -> Plan:
-            return super().plan(step) if self.plans else Plan.nothing(step.num_requests)
+            return super().plan(step) if self.plans else Plan.without_block(step.num_requests)
 
         def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
             return np.array(lengths), np.array(from_text or [False] * count)
@@ -321,7 +334,7 @@ def test_placeholders_are_no_drafts(
     """They go to a request that comes back, or whose name another request has by now. All drafts of
     the second request were rejected; the third had none in this step."""
     host = handed_over()
-    host.expect(admitted, ended, host.all_texts)
+    host.begin_step(admitted, ended, host.all_texts)
     host.verify("abc", [2, 2, 0], [2, 1, 1])
     assert counted(host) == expected
 
@@ -354,7 +367,7 @@ def test_free_drafts_are_known_until_they_are_verified() -> None:
 
 def test_who_has_ended_is_forgotten_with_all_it_had() -> None:
     host = handed_over()
-    host.expect(set(), {"a", "b", "c"}, host.all_texts)
+    host.begin_step(set(), {"a", "b", "c"}, host.all_texts)
     assert not host._handed_over
 
 
@@ -381,15 +394,15 @@ def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("skip_steps", "verified", "is_held"), [(3, 0, True), (3, 2, False), (0, 0, False)]
+    ("holds_for", "verified", "is_held"), [(3, 0, True), (3, 2, False), (0, 0, False)]
 )
 def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
-    monkeypatch: pytest.MonkeyPatch, skip_steps: int, verified: int, is_held: bool
+    monkeypatch: pytest.MonkeyPatch, holds_for: int, verified: int, is_held: bool
 ) -> None:
     """Except for a step that verified drafts, which is unlike the others."""
     held: list[bool] = []
     monkeypatch.setattr(StepClock, "finish", lambda _, step, *, hold: held.append(hold))
-    host = Host(Scripted(Plan.nothing(1, skip_steps=skip_steps)))
+    host = Host(Scripted(Plan.without_block(1, holds_for=holds_for)))
     step, batch = host.make(7)
     host.run(step, batch)
     step.verified = np.array([verified])
@@ -404,3 +417,82 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
     assert drafts == [[20], [20], [], [20]]
     assert step.nan_drafts == 4 + 2 + 4
     assert step.limits.tolist() == [1, 1, 0, 1]
+
+
+class RepeatsLast(FreeDrafts):
+    """Predicts that each request's newest token comes again."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, tuple[int, int]] = {}
+        self.ids: list[str] = []
+
+    def look_up(
+        self, ids: Any, texts: Ints, context_lens: Ints, produced: Ints, limits: Ints, most: int
+    ) -> Predicted:
+        found = Predicted(*np.zeros((4, len(ids)), np.int64))
+        for request, (name, new) in enumerate(zip(ids, produced.tolist(), strict=True)):
+            token, length = self.newest.pop(name, (0, 0))
+            end = int(context_lens[request]) + 1
+            came = texts[request, end - new : end][:length] == token
+            found.known[request] = len(came)
+            found.came_true[request] = len(came) if came.all() else came.argmin()
+            if new:
+                found.lengths[request] = max(0, min(limits[request] - end - 1, most))
+                found.matches[request] = 2
+                self.newest[name] = int(texts[request, end - 1]), int(found.lengths[request])
+        self.ids = list(ids)
+        return found
+
+    def tokens(self, request: int, length: int) -> list[int]:
+        return [self.newest[self.ids[request]][0]] * length
+
+    def restart(self, ids: Any) -> None:
+        self.end(ids, np.zeros(0, np.int32))
+
+    def end(self, ids: Any, texts: Ints) -> None:
+        for name in ids:
+            self.newest.pop(name, None)
+
+
+class LongestOf(FreeDrafts):
+    """Takes each request's prediction from the source with the longest match."""
+
+    def __init__(self, *sources: FreeDrafts) -> None:
+        self.sources, self.chosen = sources, np.zeros(0, np.int64)
+        self.before: dict[str, int] = {}
+
+    def look_up(self, ids: Any, *rest: Any) -> Predicted:
+        found = [source.look_up(ids, *rest) for source in self.sources]
+        earlier = [self.before.get(name, 0) for name in ids]
+        self.chosen = np.array([one.matches for one in found]).argmax(axis=0)
+        self.before = dict(zip(ids, self.chosen.tolist(), strict=True))
+        every = np.arange(len(ids))
+        lengths, matches, known, came_true = (np.array(field) for field in zip(*found, strict=True))
+        new, old = (self.chosen, every), (earlier, every)
+        return Predicted(lengths[new], matches[new], known[old], came_true[old])
+
+    def tokens(self, request: int, length: int) -> list[int]:
+        return self.sources[self.chosen[request]].tokens(request, length)
+
+    def restart(self, ids: Any) -> None:
+        for source in self.sources:
+            source.restart(ids)
+
+    def end(self, ids: Any, texts: Ints) -> None:
+        for source in self.sources:
+            source.end(ids, texts)
+
+
+def test_another_source() -> None:
+    """CONTRIBUTING.md names it as the example: no other code knows of the two classes."""
+    nothing = [Plan.without_block(2, uses_text=True) for _ in range(3)]
+    host = Host(FromText(*nothing))
+    host.free_drafts = LongestOf(NgramIndex(8, LONGEST, MOST_FREE), RepeatsLast())
+    host.all_texts[1, 3:7] = 2000, 3000, 6, 8
+    _, drafts = host.step(9, 9, sampled=[[1000], [2000]])
+    assert drafts == [[1000] * MOST_FREE, [2000] * MOST_FREE]
+    step, drafts = host.step(9, 9, sampled=[[1000, 1000], [3000]], context=CONTEXT + 1)
+    assert step.predicted is not None
+    assert step.predicted.came_true.tolist() == [2, 0]
+    assert drafts[0] == [1000] * MOST_FREE
+    assert drafts[1][:2] == [6, 8]  # from the index, whose match is as long

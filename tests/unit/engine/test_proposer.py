@@ -103,8 +103,8 @@ def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
     expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
     harness = DrafterHarness(pair)
     proposer = harness.proposer
-    proposer.adapt_lengths(profiled_costs())
-    proposer.host.policy = FixedLength(7)  # drafts whenever a request can use drafts
+    proposer.start_planning(profiled_costs())
+    proposer.host.planner = FixedLength(7)  # drafts whenever a request can use drafts
     stored = []
     store = proposer.model.context.store
     proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
@@ -125,8 +125,8 @@ def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
     expected = [DrafterHarness(pair).step([Row(0, whole[:n], bonus=3)]) for n in (33, 40, 60)]
     harness = DrafterHarness(pair)
     proposer = harness.proposer
-    proposer.adapt_lengths(profiled_costs())
-    proposer.host.policy = FixedLength(7)
+    proposer.start_planning(profiled_costs())
+    proposer.host.planner = FixedLength(7)
     assert proposer.host.backlog is not None
     added = []
     add = proposer.host.backlog.add
@@ -161,30 +161,30 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
             return np.array([0, 2, 0, 0]), np.zeros(4, bool)
 
     harness = DrafterHarness(pair)
-    harness.proposer.adapt_lengths(profiled_costs())
-    harness.proposer.host.policy = Second(7)
+    harness.proposer.start_planning(profiled_costs())
+    harness.proposer.host.planner = Second(7)
     assert harness.step(rows) == [[], expected[:2], [], []]
 
 
 def test_plans_are_for_the_users_objective(pair: Pair) -> None:
-    assert not DrafterHarness(pair).proposer.adapt_lengths(profiled_costs()).fair
+    assert not DrafterHarness(pair).proposer.start_planning(profiled_costs()).fair
     harness = DrafterHarness(pair, objective="fair", draft_window=9)
-    assert harness.proposer.adapt_lengths(profiled_costs()).fair
+    assert harness.proposer.start_planning(profiled_costs()).fair
     assert {one.window for one in harness.proposer.model.block.attentions()} == {9}
 
 
 def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
     harness = DrafterHarness(pair)
     proposer = harness.proposer
-    proposer.adapt_lengths(profiled_costs())
+    proposer.start_planning(profiled_costs())
     planned = []
 
     class Never(FixedLength):
         def plan(self, step: StepRecord) -> Plan:
             planned.append((list(step.ids), step.waiting.tolist()))
-            return Plan.nothing(step.num_requests, skip_steps=2)
+            return Plan.without_block(step.num_requests, holds_for=2)
 
-    proposer.host.policy = Never(7)
+    proposer.host.planner = Never(7)
     for _ in range(4):
         assert harness.step([Row(0, features(2, 0))]) == [[]]
     assert planned == [(["0"], [2]), (["0"], [8])]
@@ -197,11 +197,11 @@ class FromText(FixedLength):
     """Drafts these requests, and verifies so many drafts of each, from a block or a text."""
 
     def __init__(
-        self, drafted: list[bool], lengths: list[int], from_text: list[bool], skip_steps: int = 0
+        self, drafted: list[bool], lengths: list[int], from_text: list[bool], holds_for: int = 0
     ) -> None:
         super().__init__(7)
         self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
-        self.skip_steps = skip_steps
+        self.holds_for = holds_for
         self.planned: list[StepRecord] = []
         self.agreed: list[list[int]] = []
 
@@ -209,8 +209,8 @@ class FromText(FixedLength):
         self.planned.append(step)
         uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
         if step.is_resting or not any(self.drafted):
-            skip_steps = self.skip_steps
-            return Plan.nothing(step.num_requests, skip_steps=skip_steps, uses_text=uses_text)
+            holds_for = self.holds_for
+            return Plan.without_block(step.num_requests, holds_for=holds_for, uses_text=uses_text)
         return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
 
     def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
@@ -220,8 +220,8 @@ class FromText(FixedLength):
 
 def planned_harness(pair: Pair, policy: FromText) -> Harness:
     harness = DrafterHarness(pair)
-    harness.proposer.adapt_lengths(profiled_costs())
-    harness.proposer.host.policy = policy
+    harness.proposer.start_planning(profiled_costs())
+    harness.proposer.host.planner = policy
     return harness
 
 
@@ -319,7 +319,7 @@ def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
 
 
 def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair) -> None:
-    policy = FromText([False], [2], [True], skip_steps=3)
+    policy = FromText([False], [2], [True], holds_for=3)
     harness = planned_harness(pair, policy)
     harness.texts[0, :4] = [11, 12, 13, 14]
     steps = [(4, 20), (1, 11), (1, 12), (1, 21), (1, 22)]
@@ -335,11 +335,11 @@ def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair
 @pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
 def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
     proposer = DrafterHarness(pair, **own).proposer
-    assert proposer.host.texts is None  # not used while lengths are fixed
-    proposer.adapt_lengths(profiled_costs())
+    assert proposer.host.free_drafts is None  # not used while lengths are fixed
+    proposer.start_planning(profiled_costs())
     most = {"free_drafts": None, "num_speculative_tokens": 3}.get(next(iter(own), ""), 32)
-    assert (proposer.host.texts and proposer.most_free) == most
-    assert proposer.host.policy.max_draft == own.get("num_speculative_tokens", 7)
+    assert (proposer.host.free_drafts and proposer.most_free) == most
+    assert proposer.host.planner.max_draft == own.get("num_speculative_tokens", 7)
     assert proposer.host.statistics.max_draft == own.get("num_speculative_tokens", 7)
 
 
@@ -469,5 +469,5 @@ def test_context_waits_only_where_nobody_else_needs_the_cache(
     proposer = DrafterHarness(pair).proposer
     proposer.vllm_config.kv_transfer_config = connector
     proposer.num_cache_groups = groups
-    proposer.adapt_lengths(profiled_costs())
+    proposer.start_planning(profiled_costs())
     assert (proposer.host.backlog is not None) == waits

@@ -12,8 +12,8 @@ import torch
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
-from vllm_dflash.engine.scheduled import few_rows, fresh_blocks, newly_admitted
-from vllm_dflash.engine.v1.backlog import useless_blocks
+from vllm_dflash.engine.scheduler_output import few_rows, fresh_cache_blocks, newly_admitted
+from vllm_dflash.engine.v1.backlog import useless_cache_blocks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 
 
@@ -40,7 +40,7 @@ def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
             resumed_req_ids={"c"},
         ),
     )
-    assert fresh_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]
+    assert fresh_cache_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]
 
 
 def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
@@ -54,7 +54,7 @@ def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
             resumed_req_ids={"b"},
         ),
     )
-    assert fresh_blocks(step, 0, 32) == []
+    assert fresh_cache_blocks(step, 0, 32) == []
 
 
 def test_lists_that_do_not_belong_together_are_refused() -> None:
@@ -63,7 +63,7 @@ def test_lists_that_do_not_belong_together_are_refused() -> None:
     )
     step: Any = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=going_on)
     with pytest.raises(ValueError, match="longer than"):
-        fresh_blocks(step, 0, 32)
+        fresh_cache_blocks(step, 0, 32)
 
 
 def test_clearing_spares_all_other_blocks() -> None:
@@ -80,8 +80,8 @@ def test_blocks_of_ended_requests_that_no_prefix_can_be_found_in() -> None:
         SimpleNamespace(block_ids=([9], [3, 4, 5]), num_tokens=65),
         SimpleNamespace(block_ids=([9], [6]), num_tokens=3),
     ]
-    assert useless_blocks(ended, 1, 32, caches_prefixes=True) == [2, 5, 6]
-    assert useless_blocks(ended, 1, 32, caches_prefixes=False) == [1, 2, 3, 4, 5, 6]
+    assert useless_cache_blocks(ended, 1, 32, caches_prefixes=True) == [2, 5, 6]
+    assert useless_cache_blocks(ended, 1, 32, caches_prefixes=False) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

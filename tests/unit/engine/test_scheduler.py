@@ -6,25 +6,23 @@ from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
 from support.pairs import make_pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
-from vllm_dflash.engine import scheduler as ours
+from vllm_dflash.engine import choose_scheduler as ours
+from vllm_dflash.engine.choose_scheduler import build_scheduler
 from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
-from vllm_dflash.engine.scheduled import room_for_blocks
-from vllm_dflash.engine.scheduler import build_scheduler
-from vllm_dflash.engine.v1 import v1_scheduling
-from vllm_dflash.engine.v1.v1_scheduling import (
+from vllm_dflash.engine.scheduler_output import room_for_blocks
+from vllm_dflash.engine.v1 import v1_scheduler
+from vllm_dflash.engine.v1.v1_scheduler import (
     DRAFTS,
     DFlashScheduler,
     drafts_come_with_the_output,
 )
-from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
-from vllm_dflash.seams import ENGINE
+from vllm_dflash.seams import Seam, UnsupportedVllmError
 
 WHOLE: Any = SimpleNamespace(
     cache_config=SimpleNamespace(),
@@ -74,15 +72,6 @@ def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
     DRAFTS.attach(output, drafts)
     assert DFlashScheduler(vllm_config=WHOLE).update_from_output(SCHEDULED, output) == "outputs"
     assert happened == [(SCHEDULED, output), drafts]
-
-
-def test_an_output_without_drafts(happened: list[Any]) -> None:
-    """The step drafted nothing, or the workers were told not to send drafts."""
-    attached: Any = SimpleNamespace()
-    DRAFTS.attach(attached, None)
-    for output in (SimpleNamespace(), attached):
-        assert DFlashScheduler(vllm_config=WHOLE).update_from_output(SCHEDULED, output) == "outputs"
-    assert [len(step) for step in happened] == [2, 2]
 
 
 def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
@@ -172,34 +161,15 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
     happened: list[Any], monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
 ) -> None:
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
-    monkeypatch.setattr(v1_scheduling, "drafts_come_with_the_output", lambda config: config[0])
+    monkeypatch.setattr(v1_scheduler, "drafts_come_with_the_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
     assert MultiprocExecutor.take_draft_token_ids(executor) == taken
 
 
-@pytest.mark.parametrize(
-    ("is_v2", "is_async", "kind"),
-    [
-        (False, False, DFlashScheduler),
-        (True, False, DFlashDeviceScheduler),
-        (True, True, DFlashAsyncScheduler),
-    ],
-)
-def test_an_engine_gets_the_scheduler_of_its_runner_and_way_of_scheduling(
-    monkeypatch: pytest.MonkeyPatch, is_v2: bool, is_async: bool, kind: type
-) -> None:
-    checked: list[Any] = []
-    monkeypatch.setattr(ours, "check_seams", checked.append)
-    monkeypatch.setattr(ours, "few_rows", lambda _: None)
-    options = SimpleNamespace(runner="v2" if is_v2 else "v1")
-    monkeypatch.setattr(Mode, "of", lambda _: options)
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=is_async))
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(kind, "__init__", lambda self, **arguments: given.update(arguments))
-    made = build_scheduler(vllm_config=config, log_stats=True)
-    assert type(made) is kind
-    assert given == {"vllm_config": config, "log_stats": True}
-    assert checked == [ENGINE]
-    assert issubclass(DFlashAsyncScheduler, AsyncScheduler)
+def test_an_engine_starts_only_where_its_seams_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Seam("vllm.v1.core.sched.scheduler:Scheduler.gone", None)
+    monkeypatch.setattr(ours, "ENGINE", (gone,))
+    with pytest.raises(UnsupportedVllmError, match=r"Scheduler\.gone"):
+        build_scheduler()

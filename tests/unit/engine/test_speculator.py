@@ -77,7 +77,7 @@ def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ..
 
 def run(speculator: Any, step: Any) -> None:
     """Run a step of four requests."""
-    speculator.expect(step)
+    speculator.begin_step(step)
     ones = torch.ones(4, dtype=torch.int32)
     speculator.observe_verification(torch.arange(4), ones, ones)
     batch = SimpleNamespace(num_reqs=4)
@@ -114,7 +114,7 @@ def test_a_step_top_to_bottom(
 
 def test_without_look_ups(done: list[str]) -> None:
     speculator = bare()
-    speculator.step.texts = None
+    speculator.step.free_drafts = None
     run(speculator, scheduled(Directions(True)))
     assert done[-1] == "choose, block: True, texts: False"
 
@@ -170,13 +170,13 @@ def test_what_was_learned_is_taken_over(done: list[str]) -> None:
     speculator.budget = SimpleNamespace(expect=told.append)
     rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
     directions = Directions(True, learned=Learned(np.zeros(1, COSTS), *rates))
-    speculator.expect(scheduled(directions))
+    speculator.begin_step(scheduled(directions))
     assert speculator.step.slots.rates[0].unique().tolist() == [0.25]
     assert speculator.step.slots.rates[1].unique().tolist() == [0.5]
     assert told == [directions]
     nobody = scheduled(Directions(False))
     nobody.total_num_scheduled_tokens = 0  # nothing is verified or drafted
-    speculator.expect(nobody)
+    speculator.begin_step(nobody)
     assert told == [directions]
 
 

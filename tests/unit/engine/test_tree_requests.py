@@ -139,7 +139,7 @@ def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPat
     new = [SimpleNamespace(req_id=name, sampling_params=one) for name, one in asked.items()]
     for newcomers in (new, []):
         step: Any = SimpleNamespace(scheduled_new_reqs=newcomers)
-        trees.expect(step)
+        trees.begin_step(step)
         assert trees._prepare_attn(runner, batch) == "vLLM's"
         assert trees.slots.may_branch.tolist() == [0, 9, 9, 9, 1, 9]
         assert trees.slots.sizes.tolist() == [0, 5, 5, 5, 0, 5]

@@ -23,7 +23,7 @@ from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
 from vllm_dflash.engine.v1.proposer import PlannedProposer
-from vllm_dflash.engine.v1.v1_scheduling import DRAFTS
+from vllm_dflash.engine.v1.v1_scheduler import DRAFTS
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
@@ -62,7 +62,7 @@ def blocks_dropped(
     going_on = SimpleNamespace(
         req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
     )
-    proposer.expect(
+    proposer.begin_step(
         SimpleNamespace(
             finished_req_ids=finished, scheduled_new_reqs=[new], scheduled_cached_reqs=going_on
         )
@@ -326,19 +326,6 @@ def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.Mon
     assert cleared == [[2], [5]]
 
 
-def test_a_cpu_worker_fixes_its_kernels_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    behind = ["unlink_collective_memory", "fix_gathered_ids"]
-    for name in ("ask_for_amx", *behind):
-        monkeypatch.setattr(
-            f"vllm_dflash.engine.cpu_worker.{name}", lambda name=name: done.append(name)
-        )
-    monkeypatch.setattr(DraftingWorker, "init_device", lambda _: done.append("runner"))
-    worker: Any = object.__new__(DraftingCPUWorker)
-    worker.init_device()
-    assert done == ["ask_for_amx", "runner", *behind]
-
-
 def test_on_a_gpu_nothing_imports_v1_or_what_takes_cuda_out_of_torch() -> None:
     """vLLM's CPU worker replaces streams, events and pinned memory for the whole process, and V1
     will leave vLLM. Covers our package on a GPU, and what is run on GPUs to test it."""
@@ -361,12 +348,3 @@ sys.exit(", ".join(wrong) or None)
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])
-def test_every_worker_is_one_of_vllms_on_its_platform(kind: type) -> None:
-    """Our additions come before vLLM's in the method order."""
-    assert issubclass(kind, DraftingWorker)
-    assert issubclass(kind, CPUWorker) is (kind is not GPUWorker)
-    order = kind.mro()
-    assert order.index(DraftingWorker) < order.index(CPUWorker if CPUWorker in order else Worker)

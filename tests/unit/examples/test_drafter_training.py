@@ -1,4 +1,4 @@
-"""The trainer of `examples`: blocks, what their rows see, and resuming an interrupted run."""
+"""The trainer of `examples`: it learns, and what it writes is a checkpoint that drafts the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafter_training.acceptance import measure
 from drafter_training.blocks import cut_blocks
-from drafter_training.losses import block_loss, draft_ids
+from drafter_training.losses import block_loss
 from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
 from drafter_training.trainer import Trainer
@@ -55,55 +55,6 @@ def make_trainer(target: LlamaForCausalLM) -> Trainer:
         dtype=torch.float32,
         averages=True,
     )
-
-
-def test_blocks_hold_masks_and_the_labels_behind_their_anchors() -> None:
-    blocks = cut_blocks(PAIRS, [[3, 6], [1, 2]], 4, mask_token_id=39)
-    assert blocks.tokens.tolist() == [
-        [4, 39, 39, 39, 7, 39, 39, 39],
-        [10, 39, 39, 39, 11, 39, 39, 39],
-    ]
-    assert blocks.labels.tolist() == [
-        [-100, 5, 6, 7, -100, 8, -100, -100],
-        [-100, 11, 12, -100, -100, 12, -100, -100],
-    ]
-    assert blocks.before()[0, :4].tolist() == [3, 4, 5, 6]
-
-
-def test_a_block_sees_the_context_before_its_anchor_and_itself() -> None:
-    blocks = cut_blocks(PAIRS, [[3, 6], [1, 2]], 4, mask_token_id=39)
-    visible = blocks.visible()[0, 0]  # [A * B, T + A * B]
-    assert visible[1].tolist() == [True] * 3 + [False] * 5 + [True] * 4 + [False] * 4
-    assert visible[7].tolist() == [True] * 6 + [False] * 2 + [False] * 4 + [True] * 4
-
-
-def test_a_token_that_cannot_be_drafted_has_no_label(target: LlamaForCausalLM) -> None:
-    drafter = smollm2.first_drafter(target, torch.tensor([1, 4, 7]))
-    labels = torch.tensor([0, 1, 4, 5, 7, 9, -100])
-    assert draft_ids(drafter, labels).tolist() == [-100, 0, 1, -100, 2, -100, -100]
-
-
-def test_training_goes_on_where_it_was_broken_off(
-    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = Cached(target, [0, 1], tmp_path)
-    source.take("texts", PAIRS)
-    whole, first = make_trainer(target), make_trainer(target)
-    for _ in range(4):
-        whole.advance(source, 1.0)
-    for _ in range(2):
-        first.advance(source, 1.0)
-    first.save(tmp_path / "state.pt")
-    second = make_trainer(target)
-    second.load(tmp_path / "state.pt")
-    monkeypatch.setattr("drafter_training.sources.features_of", None)  # all is on disk by now
-    again = Cached(target, [0, 1], tmp_path)
-    again.take("texts", PAIRS)
-    for _ in range(2):
-        second.advance(again, 1.0)
-    assert (second.step, second.length) == (whole.step, whole.length)
-    for one, other in ((whole.drafter, second.drafter), (whole.average, second.average)):
-        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
 
 
 def test_it_learns_a_text_and_drafts_it_in_steps_of_whole_blocks(

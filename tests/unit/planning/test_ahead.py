@@ -17,7 +17,7 @@ from vllm_dflash.planning.chances import TRUST
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.planner import MARGIN
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT, Outcomes
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
@@ -156,19 +156,19 @@ def test_nobody_is_probed_who_has_no_place() -> None:
 def test_calibrations_learn_of_block_and_text_apart() -> None:
     planner = AheadPlanner(3, 8, looks_up=True)
     planner.start(straight_costs(), range(4))
-    block, text = Calibration(3), planner.texts.rates.copy()
+    block, text = Calibration(3), planner.text_chances.rates.copy()
     step = step_of(names(3), np.array([3, 2, 0]), np.array([1, 2, 0]))
     planner.observe(step, outcomes_of([3, 2, 0], 3, confidence=0.7, accepted=[1, 2, 0]))
     block.observe(np.full((2, 3), 0.7), np.array([3, 2]), np.array([1, 2]))
-    np.testing.assert_allclose(planner.blocks.rates, block.rates)
-    np.testing.assert_allclose(planner.texts.rates, text)
+    np.testing.assert_allclose(planner.block_chances.rates, block.rates)
+    np.testing.assert_allclose(planner.text_chances.rates, text)
     told = outcomes_of(
         [3, 2, 0], 3, source=TEXT, matches=5, lengths=3, known=[2, 3, 0], came_true=[1, 2, 0]
     )
     planner.observe(step, told)
-    np.testing.assert_allclose(planner.blocks.rates, block.rates)
-    assert planner.texts.seen.sum() == pytest.approx(2 + 3)
-    assert planner.texts.accepted.sum() == pytest.approx(1 + 2)
+    np.testing.assert_allclose(planner.block_chances.rates, block.rates)
+    assert planner.text_chances.seen.sum() == pytest.approx(2 + 3)
+    assert planner.text_chances.accepted.sum() == pytest.approx(1 + 2)
 
 
 def test_blocks_are_learned_of_by_their_own_confidence() -> None:
@@ -181,7 +181,7 @@ def test_blocks_are_learned_of_by_their_own_confidence() -> None:
     told = told._replace(confidence=confidence)
     planner.observe(step, told)
     block.observe(confidence[[1, 3]], np.array([3, 3]), np.array([2, 1]))
-    np.testing.assert_allclose(planner.blocks.rates, block.rates)
+    np.testing.assert_allclose(planner.block_chances.rates, block.rates)
 
 
 def test_what_a_step_brings_is_each_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,13 +212,13 @@ def test_what_a_step_brings_is_each_requests_own(monkeypatch: pytest.MonkeyPatch
 
 def test_drafts_that_nobody_made_teach_nothing() -> None:
     planner = AheadPlanner(3, 8, looks_up=True)
-    before = planner.blocks.seen.copy()
+    before = planner.block_chances.seen.copy()
     step = step_of(names(2), np.array([3, 3]), np.array([0, 0]))
-    planner.observe(step, outcomes_of([3, 3], 3, source=NOBODY))
+    planner.observe(step, outcomes_of([3, 3], 3, source=NO_DRAFTS))
     planner.observe(step, None)
     planner.observe(step_of([], np.zeros(0, int), np.zeros(0, int)), None)
-    np.testing.assert_array_equal(planner.blocks.seen, before)
-    assert not planner.texts.seen.any()
+    np.testing.assert_array_equal(planner.block_chances.seen, before)
+    assert not planner.text_chances.seen.any()
 
 
 def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:

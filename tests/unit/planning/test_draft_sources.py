@@ -27,7 +27,7 @@ from vllm_dflash.planning.search import OfferedDrafts, UndraftedBatch, best_step
 from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
-NOBODY = np.zeros(0, dtype=np.int64)
+NO_DRAFTS = np.zeros(0, dtype=np.int64)
 
 
 def predicted(lengths: list[int], match: int = 8, known: int = 0, came_true: int = 0) -> Predicted:
@@ -207,9 +207,9 @@ def test_each_block_is_its_own_requests() -> None:
     lengths, _ = ours.lengths(step, np.array([[0.01, 0.01], [0.99, 0.99]]))
     assert lengths.tolist() == [6, 0, 0, 2, 0]
     rows = ours._rows(step.ids)
-    assert ours.blocks.confidence[rows, 0].tolist() == [0.0, 0.01, 0.0, 0.99, 0.0]
-    assert ours.blocks.num_verified[rows].tolist() == [0, 0, 0, 2, 0]
-    assert ours.texts.num_verified[rows].tolist() == [6, 0, 0, 0, 0]
+    assert ours.block_chances.confidence[rows, 0].tolist() == [0.0, 0.01, 0.0, 0.99, 0.0]
+    assert ours.block_chances.num_verified[rows].tolist() == [0, 0, 0, 2, 0]
+    assert ours.text_chances.num_verified[rows].tolist() == [6, 0, 0, 0, 0]
 
 
 def test_a_step_that_rests_verifies_what_the_text_predicts() -> None:
@@ -233,9 +233,9 @@ def test_each_source_learns_from_its_own_drafts() -> None:
         np.zeros(2, int), np.zeros(2, int), np.array([4, 0]), np.array([3, 0])
     )
     ours.plan(after)
-    assert ours.blocks.accepted.sum() == pytest.approx(2)
-    assert ours.texts.seen.sum() == pytest.approx(4)
-    assert ours.texts.accepted.sum() == pytest.approx(3)
+    assert ours.block_chances.accepted.sum() == pytest.approx(2)
+    assert ours.text_chances.seen.sum() == pytest.approx(4)
+    assert ours.text_chances.accepted.sum() == pytest.approx(3)
 
 
 @pytest.mark.parametrize("num_requests", [1, 8, 32])

@@ -169,11 +169,11 @@ def test_another_runs_prompts_count_for_less() -> None:
         now = learner.estimates()
         assert now.blocks[0].sum() == pytest.approx(RECALLED_TOKENS)
         np.testing.assert_allclose(now.blocks[1], 0.25 * now.blocks[0])
-        assert learner.blocks.rates[0, -1] == pytest.approx(0.27, abs=0.03)
-        assert bias_of_all(learner.blocks) == 0.75
-    np.testing.assert_allclose(ahead.texts.accepted, 0.75 * ahead.texts.seen)
-    assert ahead.texts.seen.sum() == pytest.approx(RECALLED_TOKENS)
-    assert not policy.texts.seen.any()  # its texts have other numbers of drafts
+        assert learner.block_chances.rates[0, -1] == pytest.approx(0.27, abs=0.03)
+        assert bias_of_all(learner.block_chances) == 0.75
+    np.testing.assert_allclose(ahead.text_chances.accepted, 0.75 * ahead.text_chances.seen)
+    assert ahead.text_chances.seen.sum() == pytest.approx(RECALLED_TOKENS)
+    assert not policy.text_chances.seen.any()  # its texts have other numbers of drafts
 
 
 def off(verify: float, draft: float) -> StepCosts:

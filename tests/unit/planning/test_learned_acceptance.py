@@ -89,8 +89,8 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     calibration, bias = Calibration(3), Bias(2)
     calibration.observe(np.array(confidence), np.array([2, 1]), np.array([0, 1]))
     bias.observe(np.array([0, 1]), np.array([0.8 + 0.4, 0.6]), np.array([0, 1]))
-    assert ours.blocks.rates == pytest.approx(calibration.rates)
-    assert bias_of_all(ours.blocks) == pytest.approx(bias.of_everybody())
+    assert ours.block_chances.rates == pytest.approx(calibration.rates)
+    assert bias_of_all(ours.block_chances) == pytest.approx(bias.of_everybody())
 
     again = np.array([[0.7, 0.7], [0.7, 0.2]])
     draft(ours, again.tolist(), [2, 2, 0])
@@ -100,14 +100,14 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     # The expectation for these is the calibrated survival, without the bias.
     verify(ours, [2, 2, 0], [1, 2, 0])
     bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
-    assert bias_of_all(ours.blocks) == pytest.approx(bias.of_everybody())
+    assert bias_of_all(ours.block_chances) == pytest.approx(bias.of_everybody())
     calibration.observe(np.pad(again, ((0, 0), (0, 1))), np.array([2, 2]), np.array([1, 2]))
-    assert ours.blocks.rates == pytest.approx(calibration.rates)
+    assert ours.block_chances.rates == pytest.approx(calibration.rates)
 
 
 def nothing_was_learned(ours: ToldPlanner) -> bool:
-    return bool((ours.blocks.rates == Calibration(ours.max_draft).rates).all()) and (
-        bias_of_all(ours.blocks) == 1.0
+    return bool((ours.block_chances.rates == Calibration(ours.max_draft).rates).all()) and (
+        bias_of_all(ours.block_chances) == 1.0
     )
 
 
@@ -132,9 +132,9 @@ def test_drafts_are_verified_once() -> None:
     ours = ToldPlanner(1)
     draft(ours, [[0.5]], [1])
     verify(ours, [1], [1])
-    rates = ours.blocks.rates.copy()
+    rates = ours.block_chances.rates.copy()
     verify(ours, [1], [1])
-    assert (ours.blocks.rates == rates).all()
+    assert (ours.block_chances.rates == rates).all()
 
 
 def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
@@ -174,14 +174,16 @@ def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     assert asked(ours, ["b"]) == [0.5]
     assert asked(ours, ["a"]) == pytest.approx([known[0] - 0.05 * (known[0] - 0.5)])
     draft(ours, [[0.9]], [1], ids=["a"])
-    learned = ours.blocks.rates.copy()
+    learned = ours.block_chances.rates.copy()
     assert asked(ours, ["c"]) == [0.5]
     assert asked(ours, ["a"]) == [0.5]
     verify(ours, [1], [1], ["a"])  # the old drafts do not count
-    assert (ours.blocks.rates == learned).all()
+    assert (ours.block_chances.rates == learned).all()
     draft(ours, [[0.7]], [1], ids=["a"])
     # A new request's bias is that of all requests.
-    expected: Floats = ours.blocks.acceptance(np.array([[0.7]])) * bias_of_all(ours.blocks)
+    expected: Floats = ours.block_chances.acceptance(np.array([[0.7]])) * bias_of_all(
+        ours.block_chances
+    )
     assert ours.forecast.observed[-1][1] == pytest.approx(expected)
 
 

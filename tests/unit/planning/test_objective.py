@@ -15,7 +15,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.objective import price_of, rate_of, worth_of
-from vllm_dflash.planning.places import Expected, best_given
+from vllm_dflash.planning.places import Expected, best_untrimmed
 from vllm_dflash.planning.search import cut_chains
 from vllm_dflash.planning.step import Predicted
 from vllm_dflash.planning.tree_gain import HOPED, TreeGain
@@ -75,7 +75,7 @@ def test_for_requests_alike_both_objectives_are_the_same(chances: list[float], c
         curves = worth_of(np.tile(curve, (count, 1)), fair)
         zeros = np.zeros(count, np.int64)
         expected = Expected(zeros + 3, zeros, zeros * 0.0, curves, zeros - 1, 0.002)
-        plans.append(best_given(COSTS.records, expected, np.array([1, 2, 3]), 1.0, fair))
+        plans.append(best_untrimmed(COSTS.records, expected, np.array([1, 2, 3]), 1.0, fair))
     (lengths, rate), (fair_lengths, fair_rate) = plans
     assert fair_rate == pytest.approx(rate)
     # Two lengths may be equally good.
@@ -98,7 +98,7 @@ def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
 def text_of_one(fair: bool, count: int) -> Ints:
     """Free drafts to verify in a step of V1, of which the first request has 20 that are sure."""
     ours = ToldPlanner(1, 0.0, max_requests=count, most_free=20, fair=fair)
-    ours.texts.rates[:] = 1.0
+    ours.text_chances.rates[:] = 1.0
     step = decoding([0] * count)
     only = np.zeros(count, np.int64)
     only[0] = 20

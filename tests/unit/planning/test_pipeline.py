@@ -150,7 +150,7 @@ def test_requests_that_come_with_placeholders(greedy: RecordedDrafts, regime: Re
     fixed = fixed_rates(greedy, 16, GPU, regime, (0, 7), caches_prompts=True)
     pipeline = ours(greedy, 16, GPU, regime, caches_prompts=True)
     assert rate_of(pipeline) > 0.98 * max(fixed.values())
-    seen = planner_of(pipeline).blocks
+    seen = planner_of(pipeline).block_chances
     rates = seen.accepted.sum() / seen.seen.sum()
     assert 0.6 < rates < 0.95
 

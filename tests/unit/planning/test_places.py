@@ -13,8 +13,8 @@ from vllm_dflash.planning.forecast import THRESHOLDS, Forecast
 from vllm_dflash.planning.places import (
     LEAST_WORTH,
     Expected,
-    best_given,
     best_trimmed,
+    best_untrimmed,
     with_a_block,
 )
 
@@ -83,7 +83,7 @@ def test_given_alike_or_by_a_threshold(seed: int) -> None:
     plain = rates_of(expected, lengths * 1.0, gain)
     tokens = len(limits) + gain.sum(axis=1)
     rates = tokens / (tokens / plain + ragged_seconds * ~np.array(is_alike))
-    best, rate = best_given(COSTS.records, expected, alike, ragged_seconds, False)
+    best, rate = best_untrimmed(COSTS.records, expected, alike, ragged_seconds, False)
     assert rate == pytest.approx(rates.max())
     assert best.tolist() in lengths[np.isclose(rates, rates.max())].tolist()
 

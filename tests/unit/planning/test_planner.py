@@ -129,7 +129,7 @@ def test_nobody_is_drafted_beyond_its_limit() -> None:
     nothing = ours.plan(undrafted(3, np.zeros(3, int)))
     assert nothing.width == 0
     assert not nothing.drafted.any()
-    assert nothing.skip_steps == 0  # a prompt may end with the next step
+    assert nothing.holds_for == 0  # a prompt may end with the next step
 
 
 def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:

@@ -42,7 +42,7 @@ def test_the_best_rate_is_planned(
     assert plan.price == pytest.approx(1000 * tokens / ms)
     plain = 1000 * len(limits) / (10 + len(limits))
     assert plan.speedup == pytest.approx(plan.price / plain)
-    assert (plan.is_probe, plan.min_verified, plan.skip_steps) == (False, 0, 0)
+    assert (plan.is_probe, plan.min_verified, plan.holds_for) == (False, 0, 0)
     assert (ours.probes.restarts, ours.probes.asked) == (1, [])
     assert ours.forecast.asked == [[0.5] * len(limits)]
 
@@ -102,7 +102,7 @@ def test_a_group_of_nobody_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "drafts", "is_close", "skip_steps"),
+    ("gain", "drafts", "is_close", "holds_for"),
     [
         # 1.25 ms for the block and its context, 12 to verify; plain decoding is one token in 11 ms.
         (0.22, True, None, 0),  # 1.0128 times as fast
@@ -112,19 +112,19 @@ def test_a_group_of_nobody_is_worth_nothing() -> None:
     ],
 )
 def test_drafting_must_promise_more_than_it_may_cost(
-    gain: float, drafts: bool, is_close: bool | None, skip_steps: int
+    gain: float, drafts: bool, is_close: bool | None, holds_for: int
 ) -> None:
     """One percent more. If it is less than five short of paying, it is planned again soon."""
     ours = ToldPlanner(1, gain)
     plan = ours.plan(decoding([1]))
     assert bool(plan.width) == plan.drafted.any() == drafts
-    assert plan.skip_steps == skip_steps
+    assert plan.holds_for == holds_for
     if not drafts:
         assert plan.price == pytest.approx(1000 / 11)
         assert (plan.speedup, plan.is_probe) == (1.0, False)
         assert ours.probes.restarts == 0
         ((seconds, _, close),) = ours.probes.asked
-        assert seconds == pytest.approx((1 + skip_steps) * 0.011)
+        assert seconds == pytest.approx((1 + holds_for) * 0.011)
         assert close is is_close
 
 
@@ -132,7 +132,7 @@ def test_nobody_who_could_be_drafted() -> None:
     ours = ToldPlanner(2, 0.9, 0.9)
     plan = ours.plan(decoding([0, 0, 0]))
     assert plan.drafted.tolist() == [False] * 3
-    assert (plan.width, plan.skip_steps) == (0, 0)
+    assert (plan.width, plan.holds_for) == (0, 0)
     assert ours.probes.asked == []
 
 
@@ -142,9 +142,9 @@ def test_nothing_is_skipped_while_a_prompt_may_end(gain: float) -> None:
     ours = ToldPlanner(1, gain)
     step = decoding([1, 0])
     step.produced = np.array([1, 0])
-    assert ours.plan(step).skip_steps == 0
+    assert ours.plan(step).holds_for == 0
     assert ours.probes.asked[0][0] == pytest.approx(0.012)  # planned again after this step
-    assert ours.plan(decoding([1, 0])).skip_steps > 0
+    assert ours.plan(decoding([1, 0])).holds_for > 0
 
 
 def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:

@@ -133,6 +133,19 @@ def test_what_a_client_adds_to_a_session_is_no_answer() -> None:
     assert any(engine.answer("c", [7, 8], OUTPUT))
 
 
+def test_input_that_is_streamed_token_by_token_is_no_answer() -> None:
+    """vLLM drops a turn's last token, so a part of one token makes the text no longer."""
+    engine, streamed = Shared(), [31, 32, 33, 34, 35, 36]
+    prompt = [1, 2, 3]
+    engine.answer("a", prompt, [4])
+    for token in streamed:
+        prompt = [*prompt, token]
+        engine.matches.restart(["a", "of another batch"])
+        engine.answer("a", prompt, [4])
+    engine.end("a")
+    assert not any(engine.answer("b", [7, 8], streamed))
+
+
 def test_an_id_that_is_used_again_begins_anew() -> None:
     engine = Shared()
     engine.answer("a", [1, 2, 3], [4, 5])

@@ -7,7 +7,7 @@ from support.fake_time import FakeTime
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import step as step_module
-from vllm_dflash.planning.step import Outcomes, Plan, StepRecord
+from vllm_dflash.planning.step import Outcomes, StepRecord
 
 
 @pytest.fixture
@@ -61,29 +61,6 @@ def test_a_step_tells_prompts_drafts_and_decoding_apart(
     assert step.accepted.tolist() == accepted
     assert step.prompt_rows == prompt_rows
     assert step.only_decodes is only_decodes
-
-
-def test_what_a_step_is_not_told_is_nothing() -> None:
-    step = StepRecord("ab", np.array([1, 1]), limits=np.array([3, 4]))
-    assert step.limits.tolist() == [3, 4]
-    for name in ("verified", "waiting", "lengths"):
-        nothing = getattr(step, name)
-        assert nothing.tolist() == [0, 0]
-        assert nothing.dtype == np.int64
-    assert step.lengths is not step.waiting
-    assert (step.plan.width, step.could_draft, step.count) == (0, False, 1)
-    times = (step.seconds, step.target_seconds, step.draft_seconds, step.context_seconds)
-    assert (*times, step.planning_seconds) == (0.0,) * 5
-    assert (step.rows, step.draft_rows, step.context_rows, step.nan_drafts) == (0,) * 4
-
-
-def test_a_plan_for_nobody() -> None:
-    plan = Plan.nothing(3, price=2.0, skip_steps=5)
-    assert plan.drafted.tolist() == [False] * 3
-    assert plan.drafted.dtype == bool
-    assert (plan.width, plan.price, plan.speedup, plan.min_verified) == (0, 2.0, 1.0, 0)
-    assert (plan.is_probe, plan.skip_steps) == (False, 5)
-    assert (Plan.nothing(1).price, Plan.nothing(1).skip_steps) == (0.0, 0)
 
 
 def test_the_first_step_after_a_pause_is_not_timed(fake: FakeTime) -> None:

@@ -84,40 +84,15 @@ def test_refused_with_the_remedy(
     assert not comparisons
 
 
-def test_missing_libraries_are_named_with_the_command_that_brings_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert bench(tmp_path) == COULD_NOT_RUN
-    error = capsys.readouterr().err
-    assert "needs matplotlib" in error
-    assert 'pip install "vllm-dflash[bench]"' in error
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (ValueError("the pair does not fit"), COULD_NOT_RUN, "the pair does not fit"),
-        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
-    ],
-    ids=["refused by an engine", "interrupted"],
-)
-def test_what_ends_a_comparison(
+def test_without_matplotlib_there_is_no_plot(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    code: int,
-    message: str,
+    one_round: None,
 ) -> None:
-    def fail(self: Comparison) -> None:
-        raise error
-
-    monkeypatch.setattr(Comparison, "run", fail)
-    assert bench(tmp_path, *NOT_WIDENED) == code
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert not printed.out  # no round, no table
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert bench(tmp_path) == INTERRUPTED
+    assert "(pip install matplotlib for a plot)" in capsys.readouterr().out
 
 
 def test_an_interrupted_bench_says_what_it_has(
@@ -307,8 +282,9 @@ def test_the_demo_pair_as_it_is(
     names = [one.record.about["pair"] for one in comparisons]
     assert names[0] == "demo pair as it is"
     assert "beyond, texts and drafts are noise" in names[1]
-    said = capsys.readouterr().err
-    assert [f"the pair: {name}\n" in said for name in names] == [True, True]
+    printed = capsys.readouterr()
+    assert [f"the pair: {name}\n" in printed.err for name in names] == [True, True]
+    assert not printed.out  # no round, no table
 
 
 def test_files_of_prompts_are_named_after_themselves(

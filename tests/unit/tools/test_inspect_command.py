@@ -53,21 +53,6 @@ def test_what_is_said_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Cannot be read: drafter '/nowhere'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--kv-cache-memory", "lots"], "use 4GiB"),
-        (["--kv-cache-memory", "0"], "use 4GiB"),
-        (["--tensor-parallel-size", "0"], "not a positive whole number"),
-    ],
-)
-def test_bad_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["inspect", "drafter", "--target", "target", *words])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_every_key_is_documented() -> None:
     documented = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "inspect.md").read_text()))
     known = [one for one in vars(result).values() if dataclasses.is_dataclass(one)]

@@ -123,7 +123,9 @@ def test_the_hubs_headers_do_not_fit(pair: Pair, monkeypatch: pytest.MonkeyPatch
     serve(monkeypatch, headers)
     found = inspect(REPOSITORY, pair.target)
     assert found.exit_code == 1
-    assert [fault.message for fault in found.faults] == ["missing norm.weight [64]"]
+    assert [(fault.kind, fault.message) for fault in found.faults] == [
+        ("tensors", "missing norm.weight [64]")
+    ]
 
 
 @pytest.mark.usefixtures("config_at_hand")

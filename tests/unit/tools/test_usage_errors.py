@@ -37,6 +37,10 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["inspect"], "required"),
         (["verify"], "required"),
         (["parity"], "required"),
+        (["verify", *SPECULATIVE[:3], "{"], "not JSON"),
+        (["verify", *SPECULATIVE, "--tie", "nan"], "nan is not a non-negative number"),
+        (["parity", *PAIR, "--tolerance", "nan"], "nan is not a non-negative number"),
+        (["inspect", *PAIR, "--kv-cache-memory", "lots"], "use 4GiB"),
         (["bench", "--rounds", "none"], "not a positive whole number"),
         (["bench", "--warmup-rounds", "-1"], "-1 is not a non-negative whole number"),
         (["bench", "--seconds", "inf"], "inf is not a positive number of seconds"),
@@ -68,6 +72,14 @@ def test_a_file_without_prompts(tmp_path: Path, text: str | None, says: str) -> 
     if text is not None:
         file.write_text(text)
     with pytest.raises(ValueError, match=f"prompts file '{file}' {says}"):
+        read_prompts(file)
+
+
+@pytest.mark.parametrize("line", ['{"text": "x"}', '{"prompt"', '{"prompt": 1}'])
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(f"first\n{line}\n")
+    with pytest.raises(ValueError, match=f"^{file}, line 2: expected "):
         read_prompts(file)
 
 

@@ -11,9 +11,8 @@ import pytest
 from support import DEMO
 from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
+from vllm_dflash.tools.console import COULD_NOT_RUN
 from vllm_dflash.tools.engine_answers import EngineAnswers
-from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.verification import Level, Verification
@@ -35,41 +34,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(command, "verify_pair", answer)
     return calls
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "x"], "--speculative-config"),
-        (["--target", "x", "--speculative-config", "{"], "not JSON"),
-        ([*PAIR, "--concurrency", "0"], "not a positive whole number"),
-        ([*PAIR, "--tokens", "ten"], "ten is not a positive whole number"),
-        ([*PAIR, "--tie", "-0.1"], "not a non-negative number"),
-        ([*PAIR, "--tie", "nan"], "not a non-negative number"),
-        ([*PAIR, "--tie", "inf"], "not a non-negative number"),
-        ([*PAIR, "--tie", "some"], "not a non-negative number"),
-    ],
-)
-def test_bad_arguments(
-    asked: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["verify", *arguments])
-    assert end.value.code == COULD_NOT_RUN
-    assert message in capsys.readouterr().err
-    assert not asked
-
-
-@pytest.mark.parametrize("lines", [None, "", '{"text": "x"}\n', '{"prompt"\n', '{"prompt": 1}\n'])
-def test_bad_prompts(
-    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str | None
-) -> None:
-    file = tmp_path / "prompts"
-    if lines is not None:
-        file.write_text(lines)
-    assert cli.main(["verify", *PAIR, "--prompts", str(file)]) == COULD_NOT_RUN
-    assert str(file) in capsys.readouterr().err
-    assert not asked
 
 
 def test_prompts_of_both_kinds(tmp_path: Path) -> None:
@@ -127,29 +91,6 @@ def test_a_file_that_cannot_be_written_costs_no_result(
 def test_table(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", *PAIR]) == 0
     assert "lossless" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_an_engine_that_dies(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("first\nlast words\n")
-
-    def die(*arguments: Any, **named: Any) -> Verification:
-        raise EngineDied(log)
-
-    monkeypatch.setattr(command, "verify_pair", die)
-    assert cli.main(["verify", *PAIR]) == COULD_NOT_RUN
-    assert "last words" in capsys.readouterr().err
-
-
-def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*arguments: Any, **named: Any) -> Verification:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "verify_pair", interrupt)
-    assert cli.main(["verify", *PAIR, "--dtype", "float32"]) == INTERRUPTED
-    assert capsys.readouterr() == ("", "vllm-dflash verify: interrupted\n")
 
 
 def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

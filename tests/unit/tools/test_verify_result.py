@@ -22,34 +22,11 @@ def as_json(*levels: Level) -> dict[str, Any]:
     return json.loads(json.dumps(Verification(about, 0.2, levels).to_dict(), allow_nan=False))
 
 
-def test_a_level_as_json() -> None:
-    described: list[dict[str, Any]] = [
-        {"prompt": 0, "position": 3, "dflash": "a", "plain": "b", "regret": 0.125, "is_tie": True},
-        {"prompt": 2, "position": 0, "dflash": "c", "plain": "d", "regret": 1.5, "is_tie": False},
-        {"prompt": 2, "position": 7, "dflash": None, "plain": "e", "regret": None, "is_tie": False},
-        {"prompt": 2, "position": 8, "dflash": "f", "plain": "g", "regret": 0.25, "is_tie": True},
-    ]
-    clean = Level.of(1, 0, None, ((),))
-    written = as_json(LEVEL, clean)["levels"]
-    assert written[0] == {
-        "concurrency": 8,
-        "texts": 3,
-        "identical": 1,
-        "with_ties": 1,
-        "with_regressions": 1,
-        "ties": 2,
-        "regressions": 2,
-        "worst": described[2],
-        "acceptance_length": 2.5,
-        "drafts_verified": 12,
-        "divergences": described,
-    }
-    assert written[1]["worst"] is None
-
-
 def test_a_verification_as_json() -> None:
     written = as_json(Level.of(1, 5, 2.0, ((), (), ())), LEVEL)
     assert [one["concurrency"] for one in written.pop("levels")] == [1, 8]
+    assert (LEVEL.identical, LEVEL.with_ties, LEVEL.with_regressions) == (1, 1, 1)
+    assert (LEVEL.ties, LEVEL.regressions) == (2, 2)
     assert written == {
         "schema": "vllm-dflash.verify/1",
         "verdict": "regression",

@@ -163,7 +163,7 @@ def slots_in(blocks: Ints, block_size: int) -> Ints:
     return (blocks[:, None].astype(np.int64) * block_size + np.arange(block_size)).ravel()
 
 
-def useless_blocks(
+def useless_cache_blocks(
     ended: Collection[CachedRequestState], group: int, block_size: int, *, caches_prefixes: bool
 ) -> list[int]:
     """Blocks of ended requests that no later request can find as a cached prefix.

@@ -32,7 +32,7 @@ from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
-from vllm_dflash.planning.texts import NgramIndex, append_tokens
+from vllm_dflash.planning.texts import FreeDrafts, append_tokens
 
 
 class TargetBatch(NamedTuple):
@@ -105,8 +105,8 @@ class HostStep:
         self.block_size = block_size
         self.block = block
         self.context = context
-        self.policy: Planner | FixedLength = FixedLength(self.width)
-        self.texts: NgramIndex | None = None
+        self.planner: Planner | FixedLength = FixedLength(self.width)
+        self.free_drafts: FreeDrafts | None = None
         """Source of free drafts; None: no free drafts."""
         self.backlog: ContextBacklog | None = None
         """None: context is stored in every step."""
@@ -120,7 +120,7 @@ class HostStep:
         self._skip_steps = 0
         """Number of next steps that need no new plan, as long as the batch stays the same."""
 
-    def expect(self, admitted: set[str], ended: set[str], texts: Ints) -> None:
+    def begin_step(self, admitted: set[str], ended: set[str], texts: Ints) -> None:
         """Prepare for a step that is about to run.
 
         Args:
@@ -130,8 +130,11 @@ class HostStep:
         """
         for name in admitted | ended:
             self._handed_over.pop(name, None)
-        if ended and self.texts is not None:
-            self.texts.end(ended, texts)
+        if self.free_drafts is not None:
+            if ended:
+                self.free_drafts.end(ended, texts)
+            if admitted:
+                self.free_drafts.restart(admitted)
 
     def run(self, step: StepRecord, batch: TargetBatch) -> list[list[int]]:
         """Drafts of each request to verify next.
@@ -139,9 +142,9 @@ class HostStep:
         `step` comes with `ids`, `produced`, `rows`, `context_lens` and `verified`, which counts all
         drafts, ours or not.
         """
-        self._take_outcome(step)
+        self._count_outcome(step)
         self._keep_context(step, batch)
-        self._take_skip(step)
+        self._rest_if_planned(step)
         self._look_up(step, batch)
         if not step.is_resting:
             self._limit(step, batch)
@@ -161,14 +164,14 @@ class HostStep:
         is_skipping = self._skip_steps > 0 and not step.verified.any()
         held = self._clock.finish(step, hold=is_skipping)
         if held is not None:
-            self.statistics.compare(held, self.policy.observe(held))
+            self.statistics.compare(held, self.planner.observe(held))
         with step.timing("planning"):
-            estimate = self.policy.observe(step)
+            estimate = self.planner.observe(step)
         self.statistics.observe(step, estimate)
 
     # --- the parts of a step, in their order ------------------------------------------------------
 
-    def _take_outcome(self, step: StepRecord) -> None:
+    def _count_outcome(self, step: StepRecord) -> None:
         """Count the results of our drafts only, and not if the sample was discarded."""
         if not step.verified.any():
             return
@@ -196,25 +199,25 @@ class HostStep:
             take = self.backlog.store_new if goes_on else self.backlog.add
             step.context_rows = take(*kept)
 
-    def _take_skip(self, step: StepRecord) -> None:
+    def _rest_if_planned(self, step: StepRecord) -> None:
         """Skip drafting if an earlier plan covers this step, too."""
         if not self._skip_steps or step.ids != self._last.ids:
             self._skip_steps = 0
             return
         self._skip_steps -= 1
-        step.plan = Plan.nothing(step.num_requests)
+        step.plan = Plan.without_block(step.num_requests)
         step.could_draft = self._last.could_draft
         step.is_resting = True
 
     def _look_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Look up free drafts, and how many tokens of the last look-up were right."""
-        if self.texts is None:
+        if self.free_drafts is None:
             return
         with step.timing("planning"):
             texts, lens, produced = batch.texts, step.context_lens, step.produced
             # The runner will write the same tokens. Other dtypes trigger compilation.
             append_tokens(texts, lens, batch.sampled.astype(np.int32, copy=False), produced)
-            found = self.texts.look_up(
+            found = self.free_drafts.look_up(
                 step.ids, texts, lens, produced, batch.text_limits, batch.most_free
             )
         if found.lengths.any() or found.known.any():
@@ -232,10 +235,10 @@ class HostStep:
     def _plan(self, step: StepRecord) -> None:
         """Plan which requests to draft and how wide; the same on every rank."""
         with step.timing("planning"):
-            plan = self.policy.plan(step)
-        step.plan = plan if self.policy.agrees_across_ranks else from_rank_0(plan)
+            plan = self.planner.plan(step)
+        step.plan = plan if self.planner.agrees_across_ranks else from_rank_0(plan)
         if not step.plan.width and not step.is_resting:
-            self._skip_steps = step.plan.skip_steps
+            self._skip_steps = step.plan.holds_for
 
     def _catch_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the waiting context of the requests to draft."""
@@ -275,17 +278,17 @@ class HostStep:
         if step.plan.uses_text:
             self._compare(step, block)
         with step.timing("planning"):
-            step.lengths, step.from_text = self.policy.lengths(step, block.confidence)
-        if not self.policy.agrees_across_ranks:
+            step.lengths, step.from_text = self.planner.lengths(step, block.confidence)
+        if not self.planner.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 
     def _compare(self, step: StepRecord, block: BlockDrafts) -> None:
         """Count the first drafts of each block that agree with the request's free drafts."""
-        assert self.texts is not None
+        assert self.free_drafts is not None
         assert step.predicted is not None
         for request, drafts in zip(block.requests.tolist(), block.tokens, strict=True):
             length = min(int(step.predicted.lengths[request]), len(drafts))
-            differ = np.array(drafts[:length]) != self.texts.tokens(request, length)
+            differ = np.array(drafts[:length]) != self.free_drafts.tokens(request, length)
             step.agreed[request] = differ.argmax() if differ.any() else length
 
     def _hand_over(self, step: StepRecord, block: BlockDrafts) -> list[list[int]]:
@@ -294,8 +297,8 @@ class HostStep:
         for request, tokens in zip(block.requests.tolist(), block.tokens, strict=True):
             drafts[request] = tokens[: step.lengths[request]]
         for request in np.flatnonzero(step.from_text & (step.lengths > 0)).tolist():
-            assert self.texts is not None
-            drafts[request] = self.texts.tokens(request, int(step.lengths[request]))
+            assert self.free_drafts is not None
+            drafts[request] = self.free_drafts.tokens(request, int(step.lengths[request]))
         if self._handed_over:
             for name in step.ids:
                 self._handed_over.pop(name, None)

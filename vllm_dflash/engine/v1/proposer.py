@@ -23,8 +23,8 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.scheduled import fresh_blocks, newly_admitted
-from vllm_dflash.engine.v1.backlog import ContextBacklog, useless_blocks
+from vllm_dflash.engine.scheduler_output import fresh_cache_blocks, newly_admitted
+from vllm_dflash.engine.v1.backlog import ContextBacklog, useless_cache_blocks
 from vllm_dflash.engine.v1.block_forward import BlockForward
 from vllm_dflash.engine.v1.host_step import HostStep, TargetBatch
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
@@ -135,15 +135,17 @@ class PlannedProposer(DFlashProposer):
         else:
             self.model.compute_logits(hidden)
 
-    def adapt_lengths(self, costs: StepCosts) -> Planner:
+    def start_planning(self, costs: StepCosts) -> Planner:
         """Start planning draft lengths from these costs. Returns the planner."""
         host, most_free, shares = self.host, self.most_free, self.mode.shares_outputs
         sizes, fair = (self.width, self.max_batch_size), self.mode.is_fair
         planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
-        host.policy = planner
+        host.planner = planner
         if most_free:
             longest = self.runner.max_model_len
-            host.texts = NgramIndex(self.max_batch_size, longest, most_free, shares_outputs=shares)
+            host.free_drafts = NgramIndex(
+                self.max_batch_size, longest, most_free, shares_outputs=shares
+            )
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.
@@ -159,7 +161,7 @@ class PlannedProposer(DFlashProposer):
 
     # --- every step, in this order --------------------------------------------------------------
 
-    def expect(self, step: SchedulerOutput) -> None:
+    def begin_step(self, step: SchedulerOutput) -> None:
         """Prepare for a step: drop waiting context of blocks that get new owners, or that no
         request can find as a cached prefix."""
         batch, backlog = self.runner.input_batch, self.host.backlog
@@ -167,13 +169,13 @@ class PlannedProposer(DFlashProposer):
             # Preempted requests have lost their blocks already; the runner still lists them.
             still_own = step.finished_req_ids & batch.req_id_to_index.keys()
             group = self.kv_cache_gid, self.cache_block_size
-            useless = useless_blocks(
+            useless = useless_cache_blocks(
                 [self.runner.requests[name] for name in still_own],
                 *group,
                 caches_prefixes=self.vllm_config.cache_config.enable_prefix_caching,
             )
-            backlog.drop(fresh_blocks(step, *group) + useless, self.cache_block_size)
-        self.host.expect(newly_admitted(step), step.finished_req_ids, batch.token_ids_cpu)
+            backlog.drop(fresh_cache_blocks(step, *group) + useless, self.cache_block_size)
+        self.host.begin_step(newly_admitted(step), step.finished_req_ids, batch.token_ids_cpu)
 
     def prepare_next_token_ids_padded(
         self,

@@ -28,8 +28,8 @@ from vllm_dflash.engine.v1.v1_fixes.short_draft_states import fix_short_draft_st
 from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import fix_thinking_budgets
 from vllm_dflash.engine.v1.v1_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.v1.v1_profile import profile_v1
-from vllm_dflash.engine.v1.v1_scheduling import DRAFTS, drafts_come_with_the_output
-from vllm_dflash.engine.worker import Output, expect_drafter
+from vllm_dflash.engine.v1.v1_scheduler import DRAFTS, drafts_come_with_the_output
+from vllm_dflash.engine.worker import Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V1_WORKER
 
@@ -43,9 +43,9 @@ class V1CPUWorker(DraftingCPUWorker):
     _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
-        """Install our proposer and rejection sampler, and fix V1's bugs (hooks 10, 11 and 18)."""
+        """Install our proposer and rejection sampler, and fix V1's bugs (hooks 10, 11 and 19)."""
         runner = self.model_runner
-        expect_drafter(getattr(runner, "drafter", None), DFlashProposer)
+        check_drafter_class(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
         runner.rejection_sampler = DraftRejectionSampler(
             runner.sampler, runner.speculative_config, runner.device
@@ -65,7 +65,7 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
         """Start planning in the proposer; rank 0 saves its estimates."""
-        planner, mode = self.drafter.adapt_lengths(costs), self.drafter.mode
+        planner, mode = self.drafter.start_planning(costs), self.drafter.mode
         if file is not None:
             keeper = EstimatesKeeper(file, planner)
             self._keeper = keeper if self.rank == 0 else None

@@ -15,7 +15,7 @@ from vllm.utils.math_utils import next_power_of_2
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.chances import AGREEMENT, BIAS_PRIOR_TOKENS
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def _choose(  # type: ignore[no-untyped-def]
     MOST_TRUST: tl.constexpr,
     AGREEMENT: tl.constexpr,
     PRIOR: tl.constexpr,
-    NOBODY: tl.constexpr,
+    NO_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
     TEXT: tl.constexpr,
 ):
@@ -115,12 +115,12 @@ def _choose(  # type: ignore[no-untyped-def]
     before = tl.minimum(survival / tl.where(chance > 0, chance, 1.0) * chosen_bias, 1.0)
     before = tl.where((draft == 0) | (corrected == 0.0), 1.0, before)
     tokens = tl.where(uses_text, predicted, given if HAS_BLOCK else last)
-    chosen = tl.where(uses_text, TEXT, BLOCK if HAS_BLOCK else NOBODY)
+    chosen = tl.where(uses_text, TEXT, BLOCK if HAS_BLOCK else NO_DRAFTS)
 
     tl.debug_barrier()  # several threads read what one of them writes
     tl.store(drafts + row, tokens, mask=is_place & is_running)
     tl.store(chances + row, tl.minimum(corrected / before, 1.0), mask=is_place)
-    tl.store(record, tl.where(is_running, chosen, NOBODY).to(tl.float32))
+    tl.store(record, tl.where(is_running, chosen, NO_DRAFTS).to(tl.float32))
     tl.store(record + 1, match.to(tl.float32))
     of_drafts = record + HEAD + draft
     tl.store(of_drafts, sure, mask=is_place)
@@ -162,7 +162,7 @@ def choose(
         MOST_TRUST=len(slots.trust) - 1,
         AGREEMENT=AGREEMENT,
         PRIOR=BIAS_PRIOR_TOKENS,
-        NOBODY=NOBODY,
+        NO_DRAFTS=NO_DRAFTS,
         BLOCK=BLOCK,
         TEXT=TEXT,
         num_warps=1,

@@ -1,7 +1,7 @@
 """A step on V2, decided on the device.
 
-After the target, in order (`run`); each line is a kernel or a captured graph, and the host waits
-for none of them:
+After the target, in order (`speculator.propose`); each line is a kernel or a captured graph, and
+the host waits for none of them:
 
     forget    clear the slots of new requests                                (draft_slots.py)
     grade     see which of each slot's drafts were accepted                  (grading.py)
@@ -12,13 +12,11 @@ for none of them:
     grow      make trees of the drafts, if they may be trees                 (draft_trees.py)
 
 The scheduler decides whether a block runs and how many places there are for drafts
-(`scheduling.py`). If the attention backends allow it, vLLM then trims the batch's drafts on the
+(`v2_scheduler.py`). If the attention backends allow it, vLLM then trims the batch's drafts on the
 device, by their chances, to our budget (`trimming.py`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
@@ -50,7 +48,7 @@ class DeviceStep:
         """
         width, device = drafts.tokens.shape[1], drafts.tokens.device
         self.slots = DraftSlots(num_slots, width, device)
-        self.drafts, self.texts, self.trees = drafts, texts, trees
+        self.drafts, self.free_drafts, self.trees = drafts, texts, trees
         self.outcomes = torch.zeros(num_slots, OUTCOME_COLUMNS + width, device=device)
         self.copy_stream: torch.cuda.Stream | None = None
         """vLLM's stream for copying outputs to the host."""
@@ -61,17 +59,15 @@ class DeviceStep:
         """Owners of all persistent tensors."""
         trees = self.trees
         of_trees = () if trees is None else (trees, trees.slots, trees.candidates)
-        return self, self.slots, self.texts, *of_trees
+        return self, self.slots, self.free_drafts, *of_trees
 
-    def run(self, batch: Batch, fresh: torch.Tensor | None, run_block: Callable[[], bool]) -> None:
-        """Grade the drafts of a batch, and choose its next ones.
+    def before_block(self, batch: Batch, fresh: torch.Tensor | None) -> None:
+        """Grade the last drafts of a batch, and report what became of them.
 
         Args:
             batch: R requests.
             fresh: slots of new requests, [N] int64; their drafts are placeholders. None: no new
                 requests.
-            run_block: stores context, and may draft a block; returns whether it wrote a block's
-                tokens and confidence.
         """
         if fresh is not None:
             self.slots.forget(fresh)
@@ -80,9 +76,11 @@ class DeviceStep:
             self.report.before_writing()
         grade(self.slots, batch, self.outcomes, chains)
         self.report = HostCopy(self.outcomes[: len(batch.slots)], self.copy_stream)
-        has_block = run_block()
-        if self.texts is not None:
-            self.texts.look_up(batch)
-        choose(self.slots, batch, self.drafts, self.texts, has_block=has_block)
+
+    def after_block(self, batch: Batch, *, has_block: bool) -> None:
+        """Choose the next drafts of a batch; `has_block`: whether a block was drafted for it."""
+        if self.free_drafts is not None:
+            self.free_drafts.look_up(batch)
+        choose(self.slots, batch, self.drafts, self.free_drafts, has_block=has_block)
         if self.trees is not None:
             self.trees.grow(self.slots, batch, self.drafts, has_block=has_block)

@@ -14,10 +14,10 @@ from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, TRUST, Chances
 
 HEAD = 6
-"""Columns of a slot's record before those of its drafts: what produced the drafts (NOBODY, BLOCK or
-TEXT); tokens that the text matched, plus `AGREEMENT` for each leading draft that the block has as
-well (0: the text predicts nothing); and the biases: expected and accepted tokens, decayed, of
-blocks and then of texts."""
+"""Columns of a slot's record before those of its drafts: their source (`Outcomes.source`); tokens
+that the text matched, plus `AGREEMENT` for each leading draft that the block has as well (0: the
+text predicts nothing); and the biases: expected and accepted tokens, decayed, of blocks and then of
+texts."""
 
 
 class Batch(NamedTuple):

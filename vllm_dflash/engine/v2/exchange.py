@@ -23,7 +23,7 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import TEXT, Learned
+from vllm_dflash.planning.step import NO_DRAFTS, TEXT, Learned
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class WorkerFacts:
     """Extra time of a step whose requests have different lengths, in seconds."""
     looks_up: bool = False
     """Whether texts are looked up for free drafts."""
-    memory: EstimatesFile | None = None
+    estimates_file: EstimatesFile | None = None
     """Estimates of an earlier engine, and the file for this one's."""
 
 
@@ -78,7 +78,10 @@ def directions_of(step: SchedulerOutput) -> Directions:
 
 def verified_drafts(table: Floats) -> list[tuple[int, int]]:
     """Number of each request's verified drafts, and how many of them its text predicted."""
-    return [(int(n), int(n) * (source == TEXT)) for source, n in table[:, :2].tolist()]
+    return [
+        (int(n) * (source != NO_DRAFTS), int(n) * (source == TEXT))
+        for source, n in table[:, :2].tolist()
+    ]
 
 
 class HostCopy:

@@ -16,14 +16,14 @@ from vllm.utils.math_utils import next_power_of_2
 from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
-from vllm_dflash.planning.step import BLOCK, NOBODY, TEXT
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 OUTCOME_COLUMNS = 8 + len(TREE_CUTS)
-"""Columns before the drafts' confidence: source; drafts admitted; tokens matched; tokens predicted;
-predicted tokens whose true token is known by now; those that were right, up to the first wrong one;
-likeliest drafts admitted, and accepted (all drafts of a chain, some of a tree); and the tokens that
-the tree would have brought if cut, one column for each of `TREE_CUTS`. Confidence is -1 if a draft
-was not finite."""
+"""Columns before the drafts' confidence: source; drafts and placeholders admitted; tokens
+matched; tokens predicted; predicted tokens whose true token is known by now; those that were right,
+up to the first wrong one; likeliest drafts admitted, and accepted (all drafts of a chain, some of a
+tree); and the tokens that the tree would have brought if cut, one column for each of `TREE_CUTS`.
+Confidence is -1 if a draft was not finite."""
 TILE = 128
 """Requests whose sums are added at once."""
 
@@ -83,7 +83,7 @@ def _grade(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     CUTS: tl.constexpr,
     REQUEST_MEMORY: tl.constexpr,
-    NOBODY: tl.constexpr,
+    NO_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
     TEXT: tl.constexpr,
 ):
@@ -96,12 +96,14 @@ def _grade(  # type: ignore[no-untyped-def]
     holds = tl.load(record).to(tl.int32)
     match = tl.load(record + 1)
 
-    admitted = tl.where((sampled > 0) & (holds != NOBODY), sampled - 1 + rejected, 0)
-    is_block = (holds == BLOCK) & (admitted > 0)
-    is_text = (holds == TEXT) & (admitted > 0)
+    # Placeholders are admitted as well, if there are too few drafts for the budget.
+    admitted = tl.where(sampled > 0, sampled - 1 + rejected, 0)
+    verified = tl.where(holds != NO_DRAFTS, admitted, 0)
+    is_block = (holds == BLOCK) & (verified > 0)
+    is_text = (holds == TEXT) & (verified > 0)
     # A request may have places for a tree, but a chain of K drafts in them.
-    likeliest = tl.minimum(admitted, K)
-    accepted = tl.minimum(tl.where(admitted > 0, sampled - 1, 0), K)
+    likeliest = tl.minimum(verified, K)
+    accepted = tl.minimum(tl.where(verified > 0, sampled - 1, 0), K)
     if chains is not None:
         row_of_tree = chains + (2 + CUTS) * request
         of_tree = tl.load(row_of_tree)
@@ -112,7 +114,7 @@ def _grade(  # type: ignore[no-untyped-def]
     # drafts were themselves verified, only the first prediction is compared.
     known = tl.where(is_text, tl.minimum(sampled, K), 1)
     known = tl.where((sampled > 0) & (match > 0), known, 0)
-    compared = tl.where(is_text, admitted, 1)
+    compared = tl.where(is_text, verified, 1)
     of_drafts = record + HEAD + draft
     is_known = draft < known
     newest = texts + slot * stride_texts + (end - sampled) + draft
@@ -148,7 +150,7 @@ def _grade(  # type: ignore[no-untyped-def]
     sure = tl.load(of_drafts, mask=is_draft, other=0.0)
     tl.store(row + COLUMNS + draft, sure, mask=is_draft)
     tl.debug_barrier()  # several threads read what one of them writes
-    tl.store(record, tl.full([], NOBODY, tl.float32))
+    tl.store(record, tl.full([], NO_DRAFTS, tl.float32))
     tl.store(record + 1, tl.full([], 0.0, tl.float32))
 
 
@@ -177,7 +179,7 @@ def grade(
         COLUMNS=OUTCOME_COLUMNS,
         CUTS=len(TREE_CUTS),
         REQUEST_MEMORY=REQUEST_MEMORY,
-        NOBODY=NOBODY,
+        NO_DRAFTS=NO_DRAFTS,
         BLOCK=BLOCK,
         TEXT=TEXT,
         num_warps=1,

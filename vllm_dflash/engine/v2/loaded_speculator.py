@@ -20,7 +20,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import set_windows_apart, split_by_kind
-from vllm_dflash.engine.scheduled import room_for_blocks
+from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel

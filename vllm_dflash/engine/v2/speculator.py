@@ -7,7 +7,6 @@ vLLM calls the methods above the line once, when an engine starts, and those bel
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.scheduled import newly_admitted
+from vllm_dflash.engine.scheduler_output import newly_admitted
 from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
@@ -80,7 +79,7 @@ class PlannedSpeculator(LoadedSpeculator):
         """Requests of the last dummy run; a graph may pad them to more than were asked for."""
 
     def before_capture(self, runner: GPUModelRunner) -> None:
-        """Called after loading and before graphs are captured. Places hooks 16 and 19, and compiles
+        """Called after loading and before graphs are captured. Places hooks 16 and 17, and compiles
         the kernels that run between graphs, so that no request waits for them."""
         if self.mode.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(
@@ -91,12 +90,13 @@ class PlannedSpeculator(LoadedSpeculator):
             )
             self.budget.warm_up()
             runner.adaptive_verification = self.budget
-        if self.trees is not None:  # hook 19
+        if self.trees is not None:  # hook 17
             self.trees.attach(runner, self.draft_attn_layer_names)
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.observe_verification(nothing.long(), nothing, nothing)
         for has_block in (False, True):
-            self.step.run(self.batch, None, partial(bool, has_block))
+            self.step.before_block(self.batch, None)
+            self.step.after_block(self.batch, has_block=has_block)
 
     def capture(self) -> None:
         """Capture graphs of blocks."""
@@ -105,16 +105,16 @@ class PlannedSpeculator(LoadedSpeculator):
 
     # --- every step -----------------------------------------------------------------------
 
-    def expect(self, step: SchedulerOutput) -> None:
+    def begin_step(self, step: SchedulerOutput) -> None:
         """Take the directions for a step that is about to run."""
         self.newly_admitted = newly_admitted(step)
         self.directions = directions_of(step)
         if self.trees is not None:
-            self.trees.expect(step)
+            self.trees.begin_step(step)
         if (learned := self.directions.learned) is not None:
             self.step.slots.set_rates(learned.block_rates, learned.text_rates)
         if self.budget is not None and step.total_num_scheduled_tokens:
-            self.budget.expect(self.directions)
+            self.budget.begin_step(self.directions)
 
     def observe_verification(
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
@@ -146,30 +146,26 @@ class PlannedSpeculator(LoadedSpeculator):
             has_room = count * self.num_query_per_req <= self.max_num_tokens
         if self.runs_target_alone or not has_room:
             return self.handed_over[:count]
-        if self.trees is not None and not dummy_run:
-            self.trees.settle(input_batch, features=inputs[3])
-        self._runs_block = dummy_run or (self.directions.runs_block and places != 0)
-
-        def run_block() -> bool:
-            super(PlannedSpeculator, self).propose(
-                input_batch,
-                *inputs,
-                dummy_run=dummy_run,
-                # A step without a block cannot use the graph, but still stores context.
-                is_profile=is_profile or not self._runs_block,
-                # At 0, vLLM 0.33 only stores context; 0.32 ignores the number.
-                num_speculative_tokens=places if self._runs_block else 0,
-                **more_inputs,
-            )
-            return self._runs_block
-
-        if dummy_run:
-            run_block()
-        else:
-            self.step.run(self.batch, self._fresh_slots(), run_block)
+        runs_block = self._runs_block = dummy_run or (self.directions.runs_block and places != 0)
+        if not dummy_run:
+            if self.trees is not None:
+                self.trees.settle(input_batch, features=inputs[3])
+            self.step.before_block(self.batch, self._fresh_slots())
+        super().propose(  # stores the context, and drafts the block
+            input_batch,
+            *inputs,
+            dummy_run=dummy_run,
+            # A step without a block cannot use the graph, but still stores context.
+            is_profile=is_profile or not runs_block,
+            # At 0, vLLM 0.33 only stores context; 0.32 ignores the number.
+            num_speculative_tokens=places if runs_block else 0,
+            **more_inputs,
+        )
+        if not dummy_run:
+            self.step.after_block(self.batch, has_block=runs_block)
             self._report = self.step.report
             drafted = self.handed_over.shape[1] if places is None else places
-            lengths = np.full(count * self._runs_block, drafted)
+            lengths = np.full(count * runs_block, drafted)
             self.statistics.observe_lengths(lengths, could_draft=self.directions.could_draft)
         return self.handed_over[:count]
 

@@ -158,6 +158,8 @@ class DraftBudget(AdaptiveVerificationManager):
     _began: Ints
     """First step after each slot's prompt. The step before it is the first whose chances count:
     earlier ones are of a prompt's chunk, which has no drafts, or of the slot's last request."""
+    _taken = -1
+    """Step whose chances were added to `recent` last."""
     _sent: deque[Sent]
     """Chances on their way to the host, oldest first. Those of three steps ago have arrived, since
     tokens of a later step have, on the same stream. All ranks use these, and not whatever has
@@ -191,7 +193,7 @@ class DraftBudget(AdaptiveVerificationManager):
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """Do nothing: `costs` are set once they are measured (`engine/profile.py`)."""
 
-    def expect(self, directions: Directions) -> None:
+    def begin_step(self, directions: Directions) -> None:
         """Take the directions for a step that is about to run."""
         self._had_block = self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
@@ -261,8 +263,9 @@ class DraftBudget(AdaptiveVerificationManager):
         numbers of drafts and other rows, its tokens of context, and whether it decodes."""
         assert self.costs is not None
         count = len(slots)
-        if self._sent and self._sent[0].step <= self._steps - ARRIVED:
+        if self._sent and self._taken < self._sent[0].step <= self._steps - ARRIVED:
             step, had_block, sent = self._sent[0]
+            self._taken = step
             # Chances of a step without a block say nothing about a block's drafts.
             known = slots[(had_block == self._had_block) & (self._began[slots] <= step + 1)]
             if len(known):

@@ -14,7 +14,7 @@ from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.vllm_fixes.scored_verification import fix_scored_verification
-from vllm_dflash.engine.worker import DraftingWorker, Output, expect_drafter
+from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.seams import V2_WORKER
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -32,18 +32,18 @@ class V2Worker(DraftingWorker):
     def attach(self) -> PlannedSpeculator:
         """Replace the runner's speculator (hook 10) and keep texts on the device (hook 15)."""
         runner = self.model_runner
-        expect_drafter(runner.speculator, DFlashSpeculator)
+        check_drafter_class(runner.speculator, DFlashSpeculator)
         drafter = runner.speculator = PlannedSpeculator(self.vllm_config, self.device)
         drafter.req_states = runner.req_states
         drafter.step.copy_stream = runner.output_copy_stream
-        if drafter.step.texts is not None:
+        if drafter.step.free_drafts is not None:
             keep_texts_on_device(runner.req_states)
         return drafter
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        fix_scored_verification(self.model_runner)  # hook 18
-        self.drafter.before_capture(self.model_runner)  # hooks 16 and 19
+        fix_scored_verification(self.model_runner)  # hook 19
+        self.drafter.before_capture(self.model_runner)  # hooks 16 and 17
         took = super().compile_or_warm_up_model()
         # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.
         self.drafter.step.slots.forget_all()
@@ -66,8 +66,8 @@ class V2Worker(DraftingWorker):
             lengths_to_choose(self.model_runner, self.drafter.mode.draft_width),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
-            looks_up=self.drafter.step.texts is not None,
-            memory=file,
+            looks_up=self.drafter.step.free_drafts is not None,
+            estimates_file=file,
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:

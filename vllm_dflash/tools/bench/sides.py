@@ -49,9 +49,12 @@ class Side:
 
     def start(self, logs: Path, **arguments: Any) -> EngineProcess:
         """Start the engine in a process that logs to a file in `logs`."""
+        environment: dict[str, str | None] = {**side_environment(self.plugins)}
+        if "kv_cache_memory_bytes" in arguments:  # on CPUs the variable would override it
+            environment["VLLM_CPU_KVCACHE_SPACE"] = None
         return EngineProcess(
             logs / f"{self.name.replace(' ', '-').replace('/', '-')}.log",
-            environment=side_environment(self.plugins),
+            environment=environment,
             speculative_config=self.speculative_config,
             **arguments,
         )

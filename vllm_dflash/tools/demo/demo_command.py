@@ -34,7 +34,8 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "  vllm-dflash demo --unpack\n"
         "  vllm-dflash demo --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\\n"
         "      -- --gpu-memory-utilization 0.8\n\n"
-        "exit code: 0 success, 1 float32 texts differ, 2 could not run, 130 interrupted",
+        "exit code: 0 success, 1 float32 texts differ, 2 could not run,"
+        " 130 or 143 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_models(parser)

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from vllm_dflash.tools.arguments import add_number, add_pair, add_prompts, not_negative
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, TERMINATED, print_report
 from vllm_dflash.tools.parity.parity_report import (
     BUILT_IN,
     MAX_MODEL_LEN,
@@ -36,7 +36,7 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "  vllm-dflash parity models/demo/drafter --target models/demo/target"
         " --prompts models/demo/held_out.jsonl --json\n\n"
         f"exit code: {EQUAL} equal, {DIFFERS} differs, {COULD_NOT_RUN} could not run,"
-        f" {INTERRUPTED} interrupted",
+        f" {INTERRUPTED} or {TERMINATED} interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_pair(parser)

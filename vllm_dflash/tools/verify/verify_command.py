@@ -62,7 +62,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " \\\n"
         "      -- --max-model-len 8192 --gpu-memory-utilization 0.8\n\n"
         "exit code: 0 lossless, 1 regression, 2 could not run (or nothing was drafted),"
-        " 130 interrupted",
+        " 130 or 143 interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     about = "path or Hugging Face name of the target"

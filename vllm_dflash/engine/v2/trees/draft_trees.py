@@ -69,7 +69,7 @@ class DraftTrees:
         """New requests, and whether their drafts may be trees."""
 
     def attach(self, runner: GPUModelRunner, drafters: set[str]) -> None:
-        """Attach trees to the runner (hook 19), or log why drafts stay chains.
+        """Attach trees to the runner (hook 17), or log why drafts stay chains.
 
         Call this before graphs are captured. `drafters`: names of the drafter's layers.
         """
@@ -96,7 +96,7 @@ class DraftTrees:
 
     # --- every step -------------------------------------------------------------------------
 
-    def expect(self, step: SchedulerOutput) -> None:
+    def begin_step(self, step: SchedulerOutput) -> None:
         """Note the new requests of a step that is about to run."""
         self._newcomers = [
             (new.req_id, self.is_attached and may_branch(new.sampling_params))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from pydantic import (
@@ -15,10 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from vllm_dflash.cluster.local_ray import engine_environment, threads_of_each
-
-DEMO = Path(__file__).parents[2] / "demo_pair"
-"""A link to `models/demo` in a clone; a wheel contains the files."""
+from ray_engines.local_ray import engine_environment, threads_of_each
+from vllm_dflash.tools.demo_files import INSTALLED
 
 
 class Settings(BaseModel):
@@ -26,8 +23,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = str(DEMO / "target")
-    drafter: str | None = str(DEMO / "drafter")
+    model: str = str(INSTALLED / "target")
+    drafter: str | None = str(INSTALLED / "drafter")
     """None or empty: run without DFlash."""
     served_model_name: str = "demo"
     max_model_len: PositiveInt = 1024

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.cluster.batch_parts import ID, check_claimed, claim, finished_ids, write_part
-from vllm_dflash.cluster.local_ray import engine_environment, threads_of_each
+from ray_engines.batch_parts import ID, check_claimed, claim, finished_ids, write_part
+from ray_engines.local_ray import engine_environment, threads_of_each
 
 if TYPE_CHECKING:
     from ray.data import Dataset

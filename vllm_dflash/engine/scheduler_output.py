@@ -24,7 +24,7 @@ def newly_admitted(step: SchedulerOutput) -> set[str]:
     return admitted | step.scheduled_cached_reqs.resumed_req_ids
 
 
-def fresh_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int]:
+def fresh_cache_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int]:
     """Blocks of a cache group that a step allocates, without those of a cached prefix."""
     fresh: list[int] = []
     for request in step.scheduled_new_reqs:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vllm_dflash.cluster import batch_run
-from vllm_dflash.cluster.batch_parts import (
+from ray_engines import batch_run
+from ray_engines.batch_parts import (
     ABOUT,
     FORMATS,
     check_claimed,
@@ -19,7 +19,7 @@ from vllm_dflash.cluster.batch_parts import (
     read_parts,
     write_part,
 )
-from vllm_dflash.cluster.batch_run import BatchResult
+from ray_engines.batch_run import BatchResult
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from pydantic import ValidationError
 
 import vllm_dflash
+from ray_engines.client_errors import REPLICA_DIED, OpenAIErrors
+from ray_engines.local_ray import PROXY_CALLBACK, search_path
+from ray_engines.replica_settings import Settings
+from support import ROOT
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
-from vllm_dflash.cluster.replicas.client_errors import REPLICA_DIED, OpenAIErrors
-from vllm_dflash.cluster.replicas.replica_settings import Settings
 
 JSON, EVENTS, TEXT = b"application/json", b"text/event-stream; charset=utf-8", b"text/plain"
 DIED = {
@@ -104,10 +107,23 @@ def test_the_proxys_own_errors_become_json() -> None:
     assert (error["message"], error["type"]) == ("too busy", "ServiceUnavailableError")
 
 
+def test_serves_proxy_finds_the_middleware_by_its_name() -> None:
+    module, _, name = PROXY_CALLBACK.rpartition(".")
+    (middleware,) = getattr(import_module(module), name)()
+    assert middleware.cls is OpenAIErrors
+
+
+def test_other_processes_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/first:/second")
+    path = search_path()
+    monkeypatch.setenv("PYTHONPATH", path)
+    assert search_path() == path == f"{ROOT / 'examples'}:/first:/second"
+
+
 GUARDED = """
 import os, subprocess, sys
 from multiprocessing import shared_memory
-from vllm_dflash.cluster.replicas.guard import Guard
+from ray_engines.guard import Guard
 guard = Guard()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 memory = shared_memory.SharedMemory(create=True, size=8)
@@ -126,6 +142,7 @@ def test_no_process_outlives_a_guarded_one(death: str) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONPATH": search_path()},
         process_group=0,  # as Ray starts its workers
     )
     assert guarded.stdin is not None

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from vllm_dflash.cluster.replicas.client_errors import App, Message, Receive, Send
-from vllm_dflash.cluster.replicas.guard import Guard
-from vllm_dflash.cluster.replicas.replica_settings import Settings
+from ray_engines.client_errors import App, Message, Receive, Send
+from ray_engines.guard import Guard
+from ray_engines.replica_settings import Settings
 
 if TYPE_CHECKING:
     from ray.serve import Application

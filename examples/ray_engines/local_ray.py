@@ -6,9 +6,10 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-PROXY_CALLBACK = "vllm_dflash.cluster.replicas.client_errors.proxy_middlewares"
+PROXY_CALLBACK = "ray_engines.client_errors.proxy_middlewares"
 """The middleware that tells clients when a replica died."""
 
 OBJECT_STORE_BYTES = 100 << 20
@@ -18,6 +19,12 @@ LONGEST_PARENT = 24
 """Characters. Ray appends 72, and the path of a Unix socket has at most 107."""
 
 
+def search_path() -> str:
+    """Return a PYTHONPATH by which other processes find this package, too."""
+    paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return os.pathsep.join(dict.fromkeys(filter(None, paths)))
+
+
 @contextmanager
 def local_ray(
     num_cpus: float | None = None, address: str | None = None, *, show_log: bool = True
@@ -25,9 +32,12 @@ def local_ray(
     """Start Ray on this machine, or connect to the cluster at `address` if given.
 
     A new instance uses `num_cpus` cores (default: all), free ports, and a temporary folder that is
-    removed at the end. `show_log`: print the output of its processes to standard output.
+    removed at the end. `show_log`: print the output of its processes to standard output. Nodes of a
+    cluster need the variables below from whoever starts them (docs/ray_serve.md).
     """
-    # Set before Ray Serve is imported, which reads it at import; Ray's processes inherit it.
+    # Ray's processes inherit these. Actors, tasks and Serve's proxy import this package.
+    os.environ["PYTHONPATH"] = search_path()
+    # Set before Ray Serve is imported, which reads it at import.
     os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", PROXY_CALLBACK)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # A replica's guard and resource tracker must outlive it for a moment.

@@ -13,7 +13,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, SCHEDULER, Mode
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
-from vllm_dflash.engine.scheduled import room_for_blocks
+from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 
 DRAFTS: Message[DraftTokenIds | None] = Message("dflash_draft_token_ids")

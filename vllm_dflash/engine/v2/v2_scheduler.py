@@ -24,7 +24,7 @@ from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
-from vllm_dflash.engine.scheduled import room_for_blocks
+from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
@@ -39,7 +39,7 @@ from vllm_dflash.engine.v2.exchange import (
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.ahead import Ahead, AheadPlanner
+from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
 from vllm_dflash.planning.step import Outcomes, StepRecord
@@ -49,7 +49,7 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps between two `learned` messages to workers: at first, and at most. The number doubles."""
 
 
-class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
+class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
     """Synchronous scheduler for V2: schedules a step once the last one's tokens are known."""
 
     vllm_config: VllmConfig
@@ -103,11 +103,14 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             started = time.perf_counter()
             directions = self._plan(step, names)
             DIRECTIONS.attach(step, directions)
-            self._planning_seconds = time.perf_counter() - started
-            self.statistics.planning_seconds += self._planning_seconds
-            length, count = step.num_spec_tokens_to_schedule, len(names) * self._has_block(step)
+            seconds = time.perf_counter() - started
+            self.statistics.planning_seconds += seconds
+            if not getattr(step, "skip_drafts", False):
+                self._planning_seconds = seconds
+            length = step.num_spec_tokens_to_schedule
+            lengths = [self._places.get(name, length) for name in names * self._has_block(step)]
             could_draft = directions.could_draft
-            self.statistics.observe_lengths(np.full(count, length), could_draft=could_draft)
+            self.statistics.observe_lengths(np.array(lengths, int), could_draft=could_draft)
         super()._update_after_schedule(step)
         if self.vllm_config.scheduler_config.async_scheduling:
             self._cut_to_places()
@@ -116,6 +119,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         # vLLM 0.33 never drafts after a step whose requests are all in their prompts or at their
         # ends. So charge nothing for it, and spend no probe on it.
         if getattr(step, "skip_drafts", False):
+            self._is_anew = self._cadence.is_due(len(names))
             step.num_spec_tokens_to_schedule = 0
             return Directions(runs_block=False, could_draft=False, learned=self._news())
         self._is_anew = self._cadence.is_due(len(names)) or not self._planned_for
@@ -126,7 +130,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
-        ahead = Ahead(np.zeros_like(limits))
+        ahead = PlanAhead(np.zeros_like(limits))
         # Fixed lengths: K drafts after every step.
         could_draft = self._is_fixed or self._can_use_drafts(names, context.tolist())
         if could_draft:
@@ -147,7 +151,7 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             self._places = dict(zip(names, lengths.tolist(), strict=True))
         return Directions(ahead.runs_block, ahead.min_verified, could_draft, learned=self._news())
 
-    def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Ahead:
+    def _ahead(self, names: list[str], context: Ints, limits: Ints) -> PlanAhead:
         ahead = self.planner.plan(names, context, limits, self._cadence.steps)
         if ahead.is_probe:
             self._cadence.watch()
@@ -180,15 +184,21 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         runs_block = could_draft and self._repeats_block
         return Directions(runs_block, 0, could_draft, is_anew=False, learned=self._news())
 
-    def _best_places(self, ahead: Ahead, of_trees: Ints, context: Ints) -> Ints:
+    def _best_places(self, ahead: PlanAhead, of_trees: Ints, context: Ints) -> Ints:
         """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
         [S, R]. The largest size if the device trims, since it then verifies only the nodes that
         pay, or if lengths are not planned."""
         if self.planner.trims or not self.planner.is_started:
             return of_trees[-1]
         seconds = self.planner.seconds(of_trees, context)
-        chains = len(context), ahead.promise, seconds, ahead.rate
-        best = self._tree_gain.best(*chains, fair=self.planner.fair)
+        best = self._tree_gain.best(
+            len(context),
+            ahead.promise,
+            seconds,
+            ahead.rate,
+            text_promise=ahead.text_promise,
+            fair=self.planner.fair,
+        )
         return ahead.lengths if best is None else of_trees[best]
 
     def _can_use_drafts(self, names: list[str], context_lens: list[int]) -> bool:
@@ -264,8 +274,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self.planner.start(
             facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
         )
-        if facts.memory is not None:
-            self._keeper = EstimatesKeeper(facts.memory, self.planner)
+        if facts.estimates_file is not None:
+            self._keeper = EstimatesKeeper(facts.estimates_file, self.planner)
             self._news_in = 0
 
     def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
@@ -278,7 +288,8 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
             table = table[order]
             produced = [len(output.sampled_token_ids[row]) for row in order]
             verified = verified_drafts(table)
-            self.statistics.count_verified(names, produced, verified)
+            # Free drafts are counted with vLLM's own (`make_spec_decoding_stats`).
+            self.statistics.count_verified(names, produced, [(count, 0) for count, _ in verified])
             self.free_drafts = {name: free for name, (_, free) in zip(names, verified, strict=True)}
         draft_rows = self._draft_rows
         self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
@@ -291,14 +302,12 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         step.draft_rows = draft_rows
         if table is not None:
             step.produced = np.array(produced)
-            step.verified = np.array([count for count, _ in verified])
             drafts = scheduled.scheduled_spec_decode_tokens
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
-            if self.planner.trims:
-                step.rows -= int(given.sum() - step.verified.sum())
-            else:  # places without drafts take time as well
-                step.verified = given
             outcomes = Outcomes.of(table, len(TREE_CUTS))
+            # Placeholders take time as well.
+            step.verified = outcomes.admitted if self.planner.trims else given
+            step.rows -= int(given.sum() - step.verified.sum())
             if self._trees.num_nodes and not self.planner.trims:
                 rest = self.planner.rest_of_chains(outcomes)
                 self._tree_gain.observe(outcomes, step.produced - 1, rest)
@@ -315,5 +324,5 @@ class DFlashDeviceScheduler(SessionScheduler, CountingScheduler):
         self.statistics.observe_time(step, estimate)
 
 
-class DFlashAsyncScheduler(DFlashDeviceScheduler, AsyncScheduler):
+class DFlashAsyncScheduler(DFlashSyncScheduler, AsyncScheduler):
     """Asynchronous scheduler for V2: schedules a step while the last one runs."""

@@ -9,8 +9,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.scheduled import few_rows
-from vllm_dflash.engine.v2.scheduling import DFlashAsyncScheduler, DFlashDeviceScheduler
+from vllm_dflash.engine.scheduler_output import few_rows
+from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
 from vllm_dflash.seams import ENGINE, check_seams
 
 
@@ -26,8 +26,8 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     if remark := few_rows(config):
         logger().log(*remark)
     if Mode.of(config).runner == "v1":
-        from vllm_dflash.engine.v1.v1_scheduling import DFlashScheduler
+        from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
 
         return DFlashScheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
-    return (DFlashAsyncScheduler if is_async else DFlashDeviceScheduler)(**arguments)
+    return (DFlashAsyncScheduler if is_async else DFlashSyncScheduler)(**arguments)
