@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
+from loads.answers import START, LoadsAnswers
+from loads.texts import TEXTS
 from vllm_dflash.tools.bench.bench_pair import widened_demo
-from vllm_dflash.tools.bench.bench_plan import CLOSED
-from vllm_dflash.tools.bench.bench_prompts import TEXTS, in_order_of_round
+from vllm_dflash.tools.bench.bench_plan import CLOSED, in_order_of_round
 from vllm_dflash.tools.bench.bench_report import spread
 from vllm_dflash.tools.bench.sides import LOOK_UPS, PLUGIN, make_sides, side_environment
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
@@ -66,7 +66,7 @@ class Sources:
         host.free_drafts, host.planner = self.sources[BOTH if side.isdigit() else side]
 
 
-class SourcedAnswers(EngineAnswers):
+class SourcedAnswers(LoadsAnswers):
     """Answers of an engine whose sources of drafts can be switched."""
 
     def draft_from(self, side: str) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     room = {"VLLM_CPU_KVCACHE_SPACE": "3"}  # GiB: prompts are kept
     common: dict[str, Any] = {"model": pair.target, "max_model_len": 1024, "max_num_seqs": 64}
     common["enable_prefix_caching"] = True
-    plain, *others = make_sides(pair.drafter, arguments.native_k, (), arguments.beside)
+    plain, *others = make_sides(pair.drafter, arguments.native_k, arguments.beside)
     peers = [side for side in others if side.plugins == plain.plugins]
     rates: Rates = defaultdict(list)
     with ExitStack() as stack:
@@ -113,7 +113,8 @@ def main() -> None:
             engines[peer.name] = stack.enter_context(
                 EngineProcess(
                     arguments.out / f"{peer.name}.log",
-                    environment=side_environment(peer.plugins) | room,
+                    start=START,
+                    environment=side_environment(peer.plugins) | path | room,
                     speculative_config=peer.speculative_config,
                     **common,
                 )
@@ -127,7 +128,8 @@ def main() -> None:
                     for side in sides[turn:] + sides[:turn]:
                         if engines[side] is ours:
                             ours.ask("draft_from", side=side)
-                        result = engines[side].answers.decoding(
+                        result = engines[side].ask(
+                            "decoding",
                             prompts=texts,
                             concurrency=count,
                             tokens=arguments.tokens,

@@ -30,7 +30,7 @@ from soak.clients import connected
 from soak.soaked_server import SoakServer
 from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
-from vllm_dflash.tools.bench.bench_prompts import in_order_of_round
+from vllm_dflash.tools.bench.bench_plan import in_order_of_round
 from vllm_dflash.tools.bench.bench_report import spread
 from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.prompts import read_prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, Side, make_sides
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, PLUGIN, Side, make_sides
 from vllm_dflash.tools.bench.widen import Shape
 
 HEAD_DIM = 64
@@ -13,7 +13,7 @@ HEAD_DIM = 64
 LONGEST_DRAFT = 7
 HELD_OUT_TOKENS = 256
 """Most tokens of a held-out prompt."""
-ADAPTIVE = "native adaptive"
+ADAPTIVE, FIXED = "native adaptive", "ours K=7"
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,13 @@ class Size:
 
 def side_of(name: str, drafter: str) -> Side:
     """Return one of the compared engines, by name."""
-    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1), [LONGEST_DRAFT])
+    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1))
     longest = next(side for side in sides if side.draft_tokens == LONGEST_DRAFT)
-    config = (longest.speculative_config or {}) | {"enable_adaptive_verification": True}
+    config = longest.speculative_config or {}
+    adaptive = config | {"enable_adaptive_verification": True}
     # Treated as vLLM's other side whose length is not fixed.
-    sides.append(Side(ADAPTIVE, "native schedule", NO_PLUGIN, config))
+    sides.append(Side(ADAPTIVE, "native schedule", NO_PLUGIN, adaptive))
+    sides.append(Side(FIXED, "beside", PLUGIN, config | {"draft_length": "fixed"}))
     return next(side for side in sides if side.name == name)
 
 
@@ -112,7 +114,7 @@ SIZES = (
         "1.7B more",
         "1.7B",
         **LIKE_1_7B,
-        sides=(PLAIN, "native K=3", "native K=7", ADAPTIVE, OURS, "ours K=7"),
+        sides=(PLAIN, "native K=3", "native K=7", ADAPTIVE, OURS, FIXED),
         loads=(
             Load("contexts up to 0.4k", None, 192, (4, 16, 64, 256)),
             Load("contexts up to 2k", 1664, 320, (1, 16)),

@@ -80,7 +80,7 @@ def test_the_compose_file_serves_and_watches_what_is_there() -> None:
     assert server["image"] == "vllm-dflash:cuda"
     assert (ROOT / "docker" / server["build"]["context"] / server["build"]["dockerfile"]).exists()
     (argument,) = server["build"]["args"]
-    assert ("ARG", f"{argument}=v0.33.0") in instructions(ROOT / "docker" / "cuda.Dockerfile")
+    assert ("ARG", f"{argument}=v0.32.0") in instructions(ROOT / "docker" / "cuda.Dockerfile")
     unset = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in server["command"]]
     check_serve_arguments(["--model", *unset])
     for service in compose["services"].values():

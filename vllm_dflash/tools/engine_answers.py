@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.by_step import write_by_step
-from vllm_dflash.tools.loads import (
-    measure_answers,
-    measure_closed,
-    measure_decoding,
-    measure_swing,
-)
+from vllm_dflash.tools.loads import measure_answers, measure_closed
 from vllm_dflash.tools.stepped_engine import Output, SteppedEngine
 
 if TYPE_CHECKING:
@@ -71,10 +66,9 @@ class Finished(NamedTuple):
 
 
 class EngineAnswers(SteppedEngine):
-    """An engine's answers: each public method is a question."""
+    """An engine's answers: each public method is a question. Subclasses answer more."""
 
-    closed, swing, decoding = measure_closed, measure_swing, measure_decoding
-    answers = measure_answers
+    closed, answers = measure_closed, measure_answers
 
     def __init__(self, engine: LLMEngine) -> None:
         super().__init__(engine)
@@ -237,20 +231,6 @@ class EngineAnswers(SteppedEngine):
     def next_step(self) -> list[str] | None:
         """Return the next step's texts (see `write_by_step`); None after the last step."""
         return next(self._steps, None)
-
-    # --- workers with an extension ------------------------------------------------------------
-
-    def step_times(self) -> dict[str, float]:
-        """Return times of steps since the first call. Needs `TimedSteps` as worker extension."""
-        return self._engine.collective_rpc("step_times")[0]
-
-    def where(self, **load: Any) -> dict[str, Any]:
-        """Measure `answers` if `load` has any, otherwise `decoding`.
-
-        `spent` in the result is the increase of `step_times`.
-        """
-        measure = self.answers if "answers" in load else self.decoding
-        return measure(read=self.step_times, **load)
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
         """Continue tokens greedily, and write a recording of the drafting to the file.

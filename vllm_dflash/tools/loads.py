@@ -2,8 +2,7 @@
 
 Loads step the engine by hand, so the number of requests in flight is exact. A closed loop has a
 fixed number of clients, each of which sends its next request as soon as one is served. `answers`
-is a list of requests that every engine serves to the end. `decoding` measures decoding alone, after
-the prompts were read.
+is a list of requests that every engine serves to the end.
 """
 
 from __future__ import annotations
@@ -83,21 +82,39 @@ def measure_closed(
     while (elapsed := engine.now() - opened) < seconds:
         outputs += loop.step()
     loop.resize(0)
-    return _throughput(sum(len(one.token_ids) for one in outputs), elapsed, len(outputs))
+    return throughput(sum(len(one.token_ids) for one in outputs), elapsed, len(outputs))
 
 
 def measure_answers(
     engine: SteppedEngine,
     *,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     answers: Sequence[int],
-    concurrency: int | None = None,
-    arrivals: Sequence[float] = (),
-    read: Callable[[], Mapping[str, float]] = dict,
+    concurrency: int,
     categories: Sequence[str] = (),
     sampling: Mapping[str, Any] = TO_THE_END,
 ) -> dict[str, Any]:
     """Measure throughput and waiting times of a list of N requests.
+
+    At most `concurrency` are in flight; each waits from the moment it is sent. The other arguments
+    are those of `serve_answers`.
+    """
+
+    def arrival(number: int, in_flight: int) -> float | None:
+        return engine.now() if in_flight < concurrency else None
+
+    return serve_answers(engine, prompts, answers, arrival, categories, sampling)
+
+
+def serve_answers(
+    engine: SteppedEngine,
+    prompts: Sequence[Prompt],
+    answers: Sequence[int],
+    arrival: Callable[[int, int], float | None],
+    categories: Sequence[str] = (),
+    sampling: Mapping[str, Any] = TO_THE_END,
+) -> dict[str, Any]:
+    """Serve a list of N requests, and measure throughput and waiting times.
 
     Throughput is from the call to the end of the last request. The waiting times are those until
     each request's first token, and per token after it (the request's mean).
@@ -106,121 +123,41 @@ def measure_answers(
         engine: an otherwise idle engine.
         prompts: prompts of the requests, repeated as needed.
         answers: maximum new tokens of each request, [N].
-        concurrency: maximum requests in flight; None: unlimited.
-        arrivals: arrival time of each request in seconds, ascending, [N]; empty: each arrives as
-            soon as `concurrency` allows.
-        read: see `measure_decoding`.
+        arrival: gets the next request's number and how many are in flight. Returns the moment from
+            which the request waits; None if it is not to be sent before the next step.
         categories: category of each request, [N]. If given, the result has a list `requests`: for
             each request, every output's seconds since the arrival and number of tokens.
         sampling: see `SteppedEngine.add`.
     """
-    before, opened, count = read(), engine.now(), len(answers)
-    due = [opened + seconds for seconds in arrivals or [0.0] * count]
+    opened, count = engine.now(), len(answers)
     texts = itertools.cycle(prompts)
     came: dict[str, float] = {}
     outputs: dict[str, list[tuple[float, int]]] = {}
     ended = 0
     while ended < count:
-        if len(came) == ended:
-            engine.wait_until(due[len(came)])
-        while len(came) < count and due[len(came)] <= engine.now():
-            if concurrency is not None and len(came) - ended >= concurrency:
+        while (number := len(came)) < count:
+            moment = arrival(number, number - ended)
+            if moment is None:
                 break
-            number, name = len(came), str(len(came))
-            came[name] = due[number] if arrivals else engine.now()
+            name = str(number)
+            came[name], outputs[name] = moment, []
             engine.add(name, next(texts), answers[number], **sampling)
-            outputs[name] = []
         for output in engine.step():
             outputs[output.request_id].append((engine.now(), len(output.token_ids)))
             ended += output.finished
-    elapsed, after = engine.now() - opened, read()
+    elapsed = engine.now() - opened
     waits = [[then - came[name] for then, _ in seen] for name, seen in outputs.items()]
     tokens = [[more for _, more in seen] for seen in outputs.values()]
     written = [*map(sum, tokens)]
-    result = _throughput(sum(written), elapsed, sum(map(len, tokens))) | {
+    result = throughput(sum(written), elapsed, sum(map(len, tokens))) | {
         "first_token_seconds": [waited[0] for waited in waits],
         "token_seconds": token_seconds(waits, written),
-        "spent": {name: after[name] - before[name] for name in after},
     }
     if categories:
         records = zip(categories, waits, tokens, strict=True)
         names = ("category", "seconds", "tokens")
         result["requests"] = [dict(zip(names, one, strict=True)) for one in records]
     return result
-
-
-def measure_swing(
-    engine: SteppedEngine, *, prompts: Sequence[str], phases: Sequence[tuple[int, int]], tokens: int
-) -> dict[str, Any]:
-    """Measure throughput in each phase: (requests in flight, tokens to generate)."""
-    loop = ClosedLoop(engine, prompts, tokens, TO_THE_END)
-    rates = []
-    for concurrency, work in phases:
-        began = engine.now()
-        loop.resize(concurrency)
-        emitted = 0
-        while emitted < work:
-            emitted += sum(len(output.token_ids) for output in loop.step())
-        rates.append(emitted / (engine.now() - began))
-    loop.resize(0)
-    return {"concurrency": [count for count, _ in phases], "tokens_per_second": rates}
-
-
-def measure_decoding(
-    engine: SteppedEngine,
-    *,
-    prompts: Sequence[Prompt],
-    concurrency: int,
-    tokens: int,
-    seconds: float,
-    shorter: Sequence[int] = (0,),
-    read: Callable[[], Mapping[str, float]] = dict,
-) -> dict[str, Any]:
-    """Measure throughput of batches of requests, one batch after the other.
-
-    The measurement of a batch starts when each request has its first token and ends when they have
-    `tokens` more on average. Its prompts are read once before that, so that with prefix caching all
-    its requests start in the same step.
-
-    Args:
-        engine: an otherwise idle engine.
-        prompts: prompts for one batch after the other, repeated as needed.
-        concurrency: requests per batch.
-        tokens: mean new tokens per request.
-        seconds: total time to measure; the batch running at its end is finished.
-        shorter: number of tokens to cut from the ends of prompts, one number per batch, repeated as
-            needed. Different texts then follow from prompts that are in the prefix cache.
-        read: returns sums counted elsewhere; their increase during measurements is `spent`.
-
-    Raises:
-        ValueError: a request finished before another one began, so the engine has no room for all.
-    """
-    queue = itertools.cycle(prompts)
-    spent: dict[str, float] = {}
-    emitted = outputs = 0
-    elapsed = 0.0
-    for number, cut in enumerate(itertools.cycle(shorter)):
-        chosen = itertools.islice(queue, concurrency)
-        batch = {f"{number}-{i}": prompt[: len(prompt) - cut] for i, prompt in enumerate(chosen)}
-        _read_prompts(engine, batch)
-        _start(engine, batch, tokens)
-        before, opened = read(), engine.now()
-        missing = concurrency * tokens
-        finished: set[str] = set()
-        while missing > 0 and not finished:
-            for output in engine.step():
-                missing -= len(output.token_ids)
-                outputs += 1
-                if output.finished:
-                    finished.add(output.request_id)
-        elapsed += engine.now() - opened
-        after = read()
-        emitted += concurrency * tokens - missing
-        spent |= {name: spent.get(name, 0.0) + after[name] - before[name] for name in after}
-        engine.abort(list(batch.keys() - finished))
-        if elapsed >= seconds:
-            break
-    return _throughput(emitted, elapsed, outputs) | {"spent": spent}
 
 
 def token_seconds(waits: Sequence[Sequence[float]], written: Sequence[int]) -> list[float]:
@@ -235,7 +172,7 @@ def token_seconds(waits: Sequence[Sequence[float]], written: Sequence[int]) -> l
     ]
 
 
-def _throughput(tokens: int, seconds: float, outputs: int) -> dict[str, Any]:
+def throughput(tokens: int, seconds: float, outputs: int) -> dict[str, Any]:
     """Summarize a measurement. `outputs`: how often a step produced tokens for a request."""
     return {
         "tokens": tokens,
@@ -243,28 +180,3 @@ def _throughput(tokens: int, seconds: float, outputs: int) -> dict[str, Any]:
         "tokens_per_second": tokens / seconds,
         "tokens_per_output": tokens / max(1, outputs),
     }
-
-
-def _read_prompts(engine: SteppedEngine, batch: Mapping[str, Prompt]) -> None:
-    for name, prompt in batch.items():
-        engine.add(f"read {name}", prompt, 1, ignore_eos=True)
-    reading = len(batch)
-    while reading:
-        reading -= sum(output.finished for output in engine.step())
-
-
-def _start(engine: SteppedEngine, batch: Mapping[str, Prompt], tokens: int) -> None:
-    """Add the requests of a batch, and run until each has a token."""
-    for name, prompt in batch.items():
-        # Twice the length, so that the first to start still run when the last one starts.
-        engine.add(name, prompt, 2 * tokens, ignore_eos=True)
-    silent = set(batch)
-    while silent:
-        outputs = engine.step()
-        silent -= {output.request_id for output in outputs}
-        if any(output.finished for output in outputs):
-            raise ValueError(
-                f"a request finished before the last of {len(batch)} started: the engine has no"
-                " room for this many requests of this length. Give it more memory, or raise"
-                " --tokens."
-            )

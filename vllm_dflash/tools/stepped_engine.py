@@ -71,7 +71,3 @@ class SteppedEngine:
     def now(self) -> float:
         """Return seconds since an arbitrary moment."""
         return time.perf_counter()
-
-    def wait_until(self, moment: float) -> None:
-        """Sleep until `now` reaches `moment`."""
-        time.sleep(max(moment - self.now(), 0.0))

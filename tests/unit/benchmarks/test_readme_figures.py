@@ -28,7 +28,7 @@ LOAD = "closed, human_eval, temperature 0.7"
 
 
 def run(**other: Any) -> dict[str, Any]:
-    natives = make_sides("drafter", [3, 7], (), ["ngram"])
+    natives = make_sides("drafter", [3, 7], ["ngram"])
     sides = [*natives, tuned_schedule("drafter", {1: {0: 1.0, 3: 2.0}})]
     measurements = [
         {"load": LOAD, "setting": 8, "side": side, "result": {"tokens_per_second": rate}}

@@ -13,6 +13,7 @@ from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config, make_pair
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
 
 
@@ -72,9 +73,9 @@ def speculators(folder: Path, kind: str) -> Path:
 
 def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **asked: Any) -> Any:
     """Return the outcome, which must be the same with and without our hook."""
-    registered = ModelRegistry.models["DFlashDraftModel"]
     ours = outcome(engine_args(pair, model, **asked))
-    assert ModelRegistry.models["DFlashDraftModel"] is registered
+    registered = ModelRegistry.models["DFlashDraftModel"]
+    assert getattr(registered, "model_cls", None) is not DFlashDraftModel
     original = EngineArgs.create_speculative_config.__wrapped__
     with monkeypatch.context() as without:
         without.setattr(EngineArgs, "create_speculative_config", original)

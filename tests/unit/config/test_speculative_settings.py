@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "draft_tensor_parallel_size": None,
     "enable_adaptive_verification": None,
     "use_local_argmax_reduction": None,
+    "draft_load_config": None,
 }
 
 

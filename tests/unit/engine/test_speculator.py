@@ -167,7 +167,7 @@ def test_what_is_reported_became_of_this_steps_drafts(
 def test_what_was_learned_is_taken_over(done: list[str]) -> None:
     speculator = bare()
     told: list[Any] = []
-    speculator.budget = SimpleNamespace(expect=told.append)
+    speculator.budget = SimpleNamespace(begin_step=told.append)
     rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
     directions = Directions(True, learned=Learned(np.zeros(1, COSTS), *rates))
     speculator.begin_step(scheduled(directions))

@@ -54,7 +54,7 @@ def blocks_dropped(
     proposer.vllm_config = SimpleNamespace(cache_config=cache)
     proposer.kv_cache_gid, proposer.cache_block_size = 0, 32
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
-    proposer.host = SimpleNamespace(backlog=backlog, expect=lambda *_: None)
+    proposer.host = SimpleNamespace(backlog=backlog, begin_step=lambda *_: None)
     rows = {name: row for row, name in enumerate(["ended", "other"])}
     batch = SimpleNamespace(req_id_to_index=rows, token_ids_cpu="texts")
     proposer.runner = SimpleNamespace(requests=known, input_batch=batch)
@@ -107,7 +107,7 @@ def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.Monke
     worker: Any = object.__new__(DraftingWorker)
     told: list[Any] = []
     worker.drafter = object.__new__(PlannedProposer)
-    worker.drafter.host = SimpleNamespace(backlog=None, expect=lambda *what: told.append(what))
+    worker.drafter.host = SimpleNamespace(backlog=None, begin_step=lambda *what: told.append(what))
     worker.drafter.runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu="texts"))
     monkeypatch.setattr(Worker, "execute_model", lambda self, step: told.append("runs"))
     scheduled = SimpleNamespace(
@@ -287,7 +287,7 @@ def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
     """Without a grammar, on V1, the call that runs the target also samples."""
     worker: Any = object.__new__(kind)
     worker.draft_groups = []
-    worker.drafter = SimpleNamespace(expect=lambda step: None)
+    worker.drafter = SimpleNamespace(begin_step=lambda step: None)
     monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: None)
     monkeypatch.setattr(kind, "sample_tokens", lambda self, grammar: "sampled")
     scheduled = SimpleNamespace(has_structured_output_requests=has_grammar)

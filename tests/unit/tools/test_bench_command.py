@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_command as command
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
-from vllm_dflash.tools.step_times import TIMED
 
 NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 
@@ -59,17 +57,9 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         (["--demo", "nowhere"], "nowhere"),
         (["--demo", "nowhere", "--prompts", str(DEMO / "held_out.jsonl")], "--target and --draft"),
         (["--target", "only"], "belong together"),
-        ([*NOT_WIDENED, "--load", "closed", "swing", "--temperature", "1"], "not for swing"),
-        ([*NOT_WIDENED, "--context", "--temperature", "1"], "not for --context"),
-        ([*NOT_WIDENED, "--as-it-is"], "is for the demo pair"),
-        ([*NOT_WIDENED, "--context", "--concurrency", "65"], "raise --max-num-seqs"),
+        ([*NOT_WIDENED, "--concurrency", "65"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
-        ([*NOT_WIDENED, "--load", "swing", "--max-num-seqs", "31"], "raise --max-num-seqs"),
-        (
-            [*NOT_WIDENED, "--load", "swing", "--phases", "1", "--where", "--max-num-seqs", "31"],
-            "raise --max-num-seqs",
-        ),
     ],
 )
 def test_refused_with_the_remedy(
@@ -117,22 +107,19 @@ def test_a_schedule_is_tuned_where_there_are_fixed_sides_to_tune_it_by(
 
 
 def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "9", "7", "3", "--ours-fixed-k", "2") == 0
+    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "9", "7", "3") == 0
     (comparison,) = comparisons
     names = [side.name for side in comparison.record.sides]
-    assert names == ["plain", "native K=3", "native K=7", "ours", "ours K=2"]
-    plain, native, _, ours, fixed = comparison.record.sides
+    assert names == ["plain", "native K=3", "native K=7", "ours"]
+    plain, native, _, ours = comparison.record.sides
     assert plain.speculative_config is None
     assert (plain.plugins, native.plugins, ours.plugins) == ("", "", "dflash")
     assert ours.speculative_config == {"method": "dflash", "model": str(DEMO / "drafter")}
-    assert fixed.speculative_config == {
-        **ours.speculative_config,
-        "draft_length": "fixed",
-        "num_speculative_tokens": 2,
-    }
     assert comparison.workload.loads == ("closed",)
     assert comparison.workload.concurrency == (1, 2, 4, 8, 16, 32)
     assert comparison.record.rounds == 5
+    assert comparison.record.about["engine"] == comparison.engines.arguments
+    assert not comparison.engines.arguments["enable_prefix_caching"]
 
 
 def test_other_options_of_ours_are_sides(
@@ -189,29 +176,6 @@ def test_engines_share_a_gpus_memory(
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_workers_are_timed_only_to_find_out_where_the_time_goes(
-    tmp_path: Path, comparisons: list[Comparison], asked: bool
-) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, *["--where"] * asked) == 0
-    assert comparisons[0].workload.where == asked
-    assert comparisons[0].engines.arguments.get("worker_extension_cls") == (
-        TIMED if asked else None
-    )
-
-
-def test_where_the_time_goes_is_not_known_on_a_gpu(
-    tmp_path: Path,
-    comparisons: list[Comparison],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
-    assert bench(tmp_path, *NOT_WIDENED, "--where") == COULD_NOT_RUN
-    assert "calls return before their work is done" in capsys.readouterr().err
-    assert not comparisons
-
-
-@pytest.mark.parametrize("asked", [True, False])
 def test_engines_are_compiled_unless_asked_otherwise(
     tmp_path: Path, comparisons: list[Comparison], asked: bool
 ) -> None:
@@ -224,67 +188,6 @@ def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Compa
     (comparison,) = comparisons
     assert comparison.record.rounds == 7
     assert comparison.workload.concurrency == (1, 4, 16)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "contexts", "concurrency", "schedule", "longest"),
-    [
-        ([], (1024, 2048, 4096, 8192, 16384), (1, 4), False, 16384 + 2 * 96 + 64),
-        (["100", "200", "--tokens", "8", "--quick"], (100, 200), (1, 4), False, 1024),
-        (
-            ["900", "--concurrency", "2", "--native-schedule", "tuned"],
-            (900,),
-            (2,),
-            True,
-            900 + 2 * 96 + 64,
-        ),
-    ],
-)
-def test_contexts_take_the_place_of_loads(
-    tmp_path: Path,
-    comparisons: list[Comparison],
-    arguments: list[str],
-    contexts: tuple[int, ...],
-    concurrency: tuple[int, ...],
-    schedule: bool,
-    longest: int,
-) -> None:
-    """All engines then cache prefixes and accept requests that are long enough."""
-    assert bench(tmp_path, *NOT_WIDENED, "--context", *arguments) == 0
-    (comparison,) = comparisons
-    workload = comparison.workload
-    assert (workload.loads, workload.contexts, workload.concurrency) == ((), contexts, concurrency)
-    assert comparison.tune_schedule == schedule
-    engine = comparison.engines.arguments
-    assert engine["max_model_len"] == longest
-    assert engine["enable_prefix_caching"]
-    assert comparison.record.about["engine"] == engine
-    assert bench(tmp_path, *NOT_WIDENED) == 0  # nothing of it remains
-    assert comparisons[1].workload.concurrency == (1, 2, 4, 8, 16, 32)
-    assert not comparisons[1].engines.arguments["enable_prefix_caching"]
-
-
-def test_contexts_are_no_load_among_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        bench(tmp_path, *NOT_WIDENED, "--context", "100", "--load", "closed")
-    assert "not allowed with argument" in capsys.readouterr().err
-
-
-def test_the_demo_pair_as_it_is(
-    tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in ([], ["--context", "600"]):
-        assert bench(tmp_path, "--as-it-is", *arguments) == 0
-        config = Path(comparisons[-1].engines.arguments["model"]) / "config.json"
-        assert json.loads(config.read_text())["hidden_size"] == 256
-    names = [one.record.about["pair"] for one in comparisons]
-    assert names[0] == "demo pair as it is"
-    assert "beyond, texts and drafts are noise" in names[1]
-    printed = capsys.readouterr()
-    assert [f"the pair: {name}\n" in printed.err for name in names] == [True, True]
-    assert not printed.out  # no round, no table
 
 
 def test_files_of_prompts_are_named_after_themselves(
@@ -303,12 +206,3 @@ def test_files_of_prompts_are_named_after_themselves(
     assert comparisons[0].workload.temperatures == (0, 1)
     assert [*comparisons[1].prompts] == paths  # two have the same stem
     assert comparisons[2].prompts == {"": ["prompt of code.jsonl"]}
-
-
-def test_random_drafter_is_a_copy(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, "--random-drafter") == 0
-    (comparison,) = comparisons
-    config = comparison.record.sides[-1].speculative_config
-    assert config is not None
-    assert config["model"] == str(tmp_path / "out" / "random_drafter")
-    assert comparison.engines.arguments["model"] == str(DEMO / "target")

@@ -11,101 +11,44 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
-from vllm_dflash.tools.bench.bench_plan import ARRIVALS, CLOSED, SHORT, SWING, Workload, plan_round
+from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.sides import SideEngines, make_sides
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.step_times import KINDS, OF_A_KIND
-
-Question = tuple[str, str, dict[str, Any]]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """Record every question: side, question, arguments."""
     questions: list[Question] = []
-
-    class InstantProcess(EngineProcess):
-        def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
-            self.side = log.stem.replace("-", " ")
-            self.stats = {"plugins": environment["VLLM_PLUGINS"], "arguments": arguments}
-
-        def __exit__(self, *error: object) -> None:
-            questions.append((self.side, "leave", {}))
-
-        def dismiss(self) -> None:
-            pass
-
-        def send(self, question: str, **arguments: Any) -> None:
-            questions.append((self.side, question, arguments))
-            self.pending = question, arguments
-
-        def receive(self) -> Any:
-            question, arguments = self.pending
-            match question:
-                case "facts":
-                    room = 1000 if self.side == "plain" else 900  # less beside a drafter's cache
-                    facts = {"versions": {"vllm": "1.2.3"}, "cache_tokens": room}
-                    return facts | {"max_model_len": 20}
-                case "encode":
-                    return [[ord(letter) for letter in text] for text in arguments["texts"]]
-                case "decoding":
-                    return {"tokens_per_second": 100.0}
-                case "dflash_stats":
-                    return [self.stats]
-                case "closed":
-                    count = arguments["concurrency"]
-                    best = count == (1 if self.side == "native K=3" else 4)
-                    return {"tokens_per_second": 100.0 * count + best}
-                case "where":
-                    parts = {f"{kind}: {what}": 0.0 for kind in KINDS for what in OF_A_KIND}
-                    parts |= {"target": 0.5, "draft": 0.1, "seconds": 1.0}
-                    return {"spent": parts | {"steps": 10, "tokens": 20}}
-                case "answers":
-                    answers = arguments["answers"]
-                    waits: dict[str, list[Any]]
-                    waits = {"first_token_seconds": [1.0, 3.0], "token_seconds": [0.5]}
-                    seen = {"seconds": [1.0, 2.0], "tokens": [1, 3]}
-                    waits["requests"] = [
-                        {"category": one, **seen} for one in arguments.get("categories", ())
-                    ]
-                    return {"tokens": sum(answers), "tokens_per_second": 28.0, **waits}
-                case "swing":
-                    counts = [count for count, _ in arguments["phases"]]
-                    return {"concurrency": counts, "tokens_per_second": [1.0] * len(counts)}
-
-    monkeypatch.setattr(sides, "EngineProcess", InstantProcess)
+    monkeypatch.setattr(sides, "EngineProcess", recording_processes(questions))
     return questions
 
 
 def comparison(
     out: Path,
-    *loads: str,
     rounds: int = 3,
     tuned: bool = False,
     at_once: int = 1,
     progress: Progress | None = None,
-    where: bool = False,
-    contexts: tuple[int, ...] = (),
+    dataset: Dataset | None = None,
 ) -> Comparison:
-    workload = Workload(*(loads, (1, 4), (1, 8), 10, 2.0, contexts), shares=(50,), where=where)
+    loads = (CLOSED,) if dataset is None else ()
+    workload = Workload(loads, (1, 4), tokens=10, seconds=2.0)
     record = Record(describe(["bench"], "a pair", {}, workload), make_sides("drafter", [3]), rounds)
     prompts = {"": [f"prompt {number}" for number in range(20)]}
     engines = SideEngines({"model": "target"}, at_once, out / "logs")
-    progress = progress or Progress()
-    return Comparison(record, workload, prompts, engines, out, progress, tune_schedule=tuned)
-
-
-def of(asked: list[Question], question: str) -> list[Question]:
-    return [one for one in asked if one[1] == question]
+    parts = record, workload, prompts, engines, out, progress or Progress()
+    return Comparison(*parts, tune_schedule=tuned, dataset=dataset)
 
 
 def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Question]) -> None:
-    comparison(tmp_path, CLOSED).run()
+    comparison(tmp_path).run()
     sides = [side for side, _, _ in of(asked, "closed")]
     each = [sides[i : i + 3] for i in range(0, len(sides), 3)]
     assert len(each) == 4 * 2  # a warm-up round and 3 others, 2 concurrencies
@@ -115,7 +58,7 @@ def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Question]) 
 
 
 def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Question]) -> None:
-    comparison(tmp_path, CLOSED).run()
+    comparison(tmp_path).run()
     loads = [arguments for _, _, arguments in of(asked, "closed")]
     triples = [loads[i : i + 3] for i in range(0, len(loads), 3)]
     assert all(triple[0] == triple[1] == triple[2] for triple in triples)
@@ -124,13 +67,13 @@ def test_all_sides_of_a_round_get_the_same_load(tmp_path: Path, asked: list[Ques
 
 
 def test_warm_up_does_not_count(tmp_path: Path, asked: list[Question]) -> None:
-    one = comparison(tmp_path, CLOSED)
+    one = comparison(tmp_path)
     one.run()
     assert [m["round"] for m in one.record.measurements] == [0] * 6 + [1] * 6 + [2] * 6
 
 
 def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Question]) -> None:
-    one = comparison(tmp_path, CLOSED)
+    one = comparison(tmp_path)
     one.run()
     stats = {m["side"]: m["stats"] for m in one.record.measurements}
     assert stats["plain"] is None
@@ -143,33 +86,10 @@ def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Question
     assert one.record.about["versions"]["vllm"] == "1.2.3"
 
 
-def test_swing_is_sized_by_plain_decoding(tmp_path: Path, asked: list[Question]) -> None:
-    comparison(tmp_path, SWING).run()
-    assert [side for side, _, _ in of(asked, "closed")] == ["plain"] * 4  # twice at 1 and at 8
-    assert of(asked, "swing")[0][2]["phases"] == [(1, 200), (8, 1600)]
-
-
-def test_short_answers_are_sized_by_how_plain_decoding_serves_them(
-    tmp_path: Path, asked: list[Question]
-) -> None:
-    """Twice at each concurrency, without drafts; the second time counts."""
-    one = comparison(tmp_path, SHORT, ARRIVALS, rounds=2, where=True)
-    one.run()
-    plans = of(asked, "answers")
-    assert [side for side, _, _ in plans[:4]] == ["plain"] * 4
-    assert [arguments.get("concurrency") for _, _, arguments in plans[:4]] == [1, 4, 1, 4]
-    # 28 tokens/s make one answer of 56 in two seconds; each client gets at least two.
-    assert [len(arguments["answers"]) for _, _, arguments in plans[4:7]] == [2, 2, 2]
-    assert plans[10][2]["arrivals"][-1] >= 2.0
-    (waits,) = [table for table in one.record.tables if table.title.startswith("short: ms")]
-    assert waits.rows[0] == ["1", "plain", "2000", "3000", "500", "500"]
-    assert {w["load"] for w in one.record.where} == {SHORT}
-
-
 def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
     tmp_path: Path, asked: list[Question]
 ) -> None:
-    one = comparison(tmp_path, CLOSED, tuned=True)
+    one = comparison(tmp_path, tuned=True)
     one.run()
     sides = {side.name: side for side in one.record.sides}
     assert list(sides) == ["plain", "native K=3", "native schedule", "ours"]
@@ -185,31 +105,20 @@ def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
 
 
 @pytest.mark.parametrize(
-    ("loads", "tuned", "at_once", "said"),
+    ("tuned", "at_once", "said"),
     [
         # 3 engines x (60 s + 4 rounds x 2 settings x 2 s)
-        ([CLOSED], False, 1, "starting 3 engines (plain, native K=3, ours), then 1 warm-up"),
-        ([CLOSED], False, 1, "1 warm-up and 3 measured rounds: about 4 minutes"),
-        ([CLOSED], False, 2, "1 warm-up and 3 measured rounds: about 3 minutes"),
-        # 4 engines x (60 s + 4 rounds x (2 settings + 2 phases) x 2 s)
-        ([CLOSED, SWING], True, 1, "4 engines (plain, native K=3, ours, native schedule)"),
-        ([CLOSED, SWING], True, 1, "about 6 minutes"),
+        (False, 1, "starting 3 engines (plain, native K=3, ours), then 1 warm-up"),
+        (False, 1, "1 warm-up and 3 measured rounds: about 4 minutes"),
+        (False, 2, "1 warm-up and 3 measured rounds: about 3 minutes"),
+        # 4 engines x (60 s + 4 rounds x 2 settings x 2 s)
+        (True, 1, "4 engines (plain, native K=3, ours, native schedule)"),
+        (True, 1, "about 5 minutes"),
     ],
 )
-def test_says_what_it_is_going_to_do(
-    tmp_path: Path, loads: list[str], tuned: bool, at_once: int, said: str
-) -> None:
-    one = comparison(tmp_path, *loads, tuned=tuned, at_once=at_once)
+def test_says_what_it_is_going_to_do(tmp_path: Path, tuned: bool, at_once: int, said: str) -> None:
+    one = comparison(tmp_path, tuned=tuned, at_once=at_once)
     assert said in one.announcement()
-
-
-@pytest.mark.parametrize("loads", [[CLOSED, SWING], [SWING]])
-def test_seconds_of_a_round(tmp_path: Path, loads: list[str]) -> None:
-    """The announced windows and phases are those that a round asks of an engine."""
-    one = comparison(tmp_path, *loads).workload
-    plan = plan_round(one, {"": ["prompt"]}, 0, {1: 50.0, 8: 200.0})
-    windows = [len(m.arguments.get("phases", "1")) for m in plan]
-    assert sum(windows) * one.seconds == one.seconds_of_round
 
 
 @pytest.mark.parametrize(
@@ -241,7 +150,7 @@ def test_engines_start_side_by_side(
 
     monkeypatch.setattr(instant, "send", watched_send)
     monkeypatch.setattr(instant, "receive", watched_receive)
-    one = comparison(tmp_path, CLOSED, at_once=at_once)
+    one = comparison(tmp_path, at_once=at_once)
     with one.engines:
         one.engines.start(one.record.sides, Progress())
     assert " ".join(seen) == order
@@ -249,69 +158,12 @@ def test_engines_start_side_by_side(
 
 def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Question]) -> None:
     file = StringIO()
-    comparison(tmp_path, CLOSED, rounds=2, progress=Progress(file)).run()
+    comparison(tmp_path, rounds=2, progress=Progress(file)).run()
     told = file.getvalue()
     assert "starting the engines: 3 engines\nup after 0 s: ours\n" in told
     first, second = told.split("round 1 of 2: 6 measurements")[1].split("round 2 of 2: 6")
     assert "closed: tokens/s of ours / others', median of paired rounds" in first
     assert "ours / others" not in second  # it is in the report
-
-
-def test_where_the_time_goes_is_asked_after_all_rounds(
-    tmp_path: Path, asked: list[Question]
-) -> None:
-    one = comparison(tmp_path, SWING, rounds=2, where=True)
-    one.run()
-    questions = [(side, question) for side, question, _ in asked if question in ("swing", "where")]
-    sides = ["plain", "native K=3", "ours"]
-    assert questions[-6:] == [(side, "where") for side in sides] * 2
-    assert [question for _, question in questions[:-6]] == ["swing"] * 3 * 3
-    assert [(w["setting"], w["side"]) for w in one.record.where] == [
-        (setting, side) for setting in (1, 4) for side in sides
-    ]
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["where"] == one.record.where
-    assert len(saved["measurements"]) == 2 * 3
-
-
-def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Question]) -> None:
-    file = StringIO()
-    one = comparison(tmp_path, rounds=2, contexts=(100, 800), progress=Progress(file), where=True)
-    words = one.announcement()
-    one.run()
-    settings = [("context, 1 at a time", 100), ("context, 1 at a time", 800)]
-    settings += [("context, 4 at a time", 100)]  # 4 of 800 would take more than 900
-    sides = ["plain", "native K=3", "ours"]
-    assert {(m["load"], m["setting"]) for m in one.record.measurements} == {*settings}
-    assert len(one.record.measurements) == 2 * 3 * 3
-    assert [(w["load"], w["setting"], w["side"]) for w in one.record.where] == [
-        (*setting, side) for setting in settings for side in sides
-    ]
-    assert "1 settings are left out: the engines' caches hold 900 tokens each" in file.getvalue()
-    assert "minutes, plus the time each engine takes to read prompts of 3,200 tokens. Ctrl" in words
-    windows = of(asked, "decoding") + of(asked, "where")
-    assert sum(arguments["seconds"] for _, _, arguments in windows) == 3 * (3 + 1) * 3 * 2.0
-
-
-def test_long_prompts_are_real_text_that_was_tokenized_once(
-    tmp_path: Path, asked: list[Question]
-) -> None:
-    comparison(tmp_path, rounds=1, contexts=(100, 120)).run()
-    assert len(of(asked, "encode")) == 1
-    asked_of_ours = [
-        arguments["prompts"] for side, _, arguments in of(asked, "decoding") if side == "ours"
-    ]
-    (short,), (long,), _, four = asked_of_ours[:4]  # of 1 and of 4 requests
-    assert short == long[:100]
-    assert "".join(map(chr, long)).startswith("prompt 0\nprompt 1\nprompt 2\n")
-    assert four[0] == long
-    assert len({tuple(prompt[:9]) for prompt in four}) == 4
-    assert {len(prompt) for prompt in four} == {120}
-
-
-def test_no_room_for_any_context(tmp_path: Path, asked: list[Question]) -> None:
-    with pytest.raises(ValueError, match=r"no room for any .* VLLM_CPU_KVCACHE_SPACE"):
-        comparison(tmp_path, contexts=(2000,)).run()
 
 
 FIRST = Asked("calm", "one", 9)
@@ -323,8 +175,8 @@ def test_a_set_of_prompts_is_served_whole_in_every_round(
     tmp_path: Path, asked: list[Question], template: dict[str, bool] | None
 ) -> None:
     said = StringIO()
-    one = comparison(tmp_path, progress=Progress(said), rounds=2)
-    one.dataset = Dataset("mt_bench", ASKED * 5, {"temperature": 0.5}, template)
+    dataset = Dataset("mt_bench", ASKED * 5, {"temperature": 0.5}, template)
+    one = comparison(tmp_path, progress=Progress(said), rounds=2, dataset=dataset)
     one.run()
     texts = [each.prompt for each in ASKED * 5]
     assert of(asked, "encode") == [("plain", "encode", {"texts": texts, "template": template})]
@@ -340,16 +192,14 @@ def test_a_set_of_prompts_is_served_whole_in_every_round(
 
 
 def test_a_warm_up_takes_a_few_of_a_set(tmp_path: Path, asked: list[Question]) -> None:
-    one = comparison(tmp_path, rounds=1)
-    one.dataset = Dataset("mt_bench", [FIRST] * 30, {}, None)
+    one = comparison(tmp_path, rounds=1, dataset=Dataset("mt_bench", [FIRST] * 30, {}, None))
     one.run()
     counts = [len(arguments["answers"]) for _, _, arguments in of(asked, "answers")]
     assert counts == [8] * 6 + [30] * 6  # two concurrencies, three sides
 
 
 def test_no_prompt_of_a_set_fits(tmp_path: Path, asked: list[Question]) -> None:
-    one = comparison(tmp_path)
-    one.dataset = Dataset("mt_bench", [FIRST._replace(tokens=18)], {}, None)
+    one = comparison(tmp_path, dataset=Dataset("mt_bench", [FIRST._replace(tokens=18)], {}, None))
     with pytest.raises(ValueError, match=r"1 of 1 prompts are left out.*Raise --max-model-len"):
         one.run()
 
@@ -371,7 +221,7 @@ def test_all_may_leave_before_the_first_is_waited_for(
     monkeypatch.setattr(instant, "dismiss", dismiss)
     monkeypatch.setattr(instant, "receive", receive)
     with pytest.raises(KeyboardInterrupt):
-        comparison(tmp_path, CLOSED, at_once=2).run()
+        comparison(tmp_path, at_once=2).run()
     kinds = [question for _, question, _ in asked]
     assert kinds == ["facts"] * 3 + ["dismissed"] * 3 + ["leave"] * 3
 
@@ -391,7 +241,7 @@ def test_a_death_leaves_complete_rounds_and_no_child(
 
     monkeypatch.setattr(instant, "receive", mortal)
     with pytest.raises(EngineDied, match="it broke"):
-        comparison(tmp_path, CLOSED).run()
+        comparison(tmp_path).run()
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved["rounds_complete"] == 1
     assert saved["rounds"] == 3

@@ -184,4 +184,3 @@ def test_from_options_to_what_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     workload = asked[0].workload
     assert (workload.loads, workload.concurrency) == ((), (1, 8))
     assert "plus the time for 2 requests a round on each" in asked[0].announcement()
-    assert cli.main([*common, "--where"]) == COULD_NOT_RUN

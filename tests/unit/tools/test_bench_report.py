@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from vllm_dflash.tools.bench import bench_report as report
-from vllm_dflash.tools.bench.bench_plan import CLOSED, SWING, Workload
+from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.bench_report import Results, seen, spread
 from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, tuned_schedule
 from vllm_dflash.tools.tables import Table
 
-SIDES = make_sides("drafter", native_k=[3, 7], ours_fixed_k=[2])
-WORKLOAD = Workload((CLOSED,), (1, 4), phases=(), tokens=8, seconds=1.0)
+SIDES = make_sides("drafter", native_k=[3, 7])
+WORKLOAD = Workload((CLOSED,), (1, 4), tokens=8, seconds=1.0)
 CLOSED_ROUNDS = {
     # tokens/s by concurrency and side, one per round
     1: {
@@ -26,23 +26,13 @@ CLOSED_ROUNDS = {
         "native K=3": [150, 160, 170],
         "native K=7": [200, 180, 100],
         "ours": [300, 200, 200],
-        "ours K=2": [1, 1, 1],
     },
     4: {
         "plain": [400, 400, 400],
         "native K=3": [300, 300, 300],
         "native K=7": [100, 100, 100],
         "ours": [400, 440, 480],
-        "ours K=2": [1, 1, 1],
     },
-}
-SWING_ROUNDS = {
-    # tokens/s of two phases, one pair per round
-    "plain": [[4, 2], [4, 2], [4, 2]],
-    "native K=3": [[3, 3], [3, 3], [3, 3]],
-    "native K=7": [[2, 6], [2, 6], [9, 6]],
-    "ours": [[2, 2], [2, 3], [3, 3]],
-    "ours K=2": [[9, 9], [9, 9], [9, 9]],
 }
 
 
@@ -68,14 +58,6 @@ def closed() -> list[dict[str, Any]]:
     ]
 
 
-def swing() -> list[dict[str, Any]]:
-    return [
-        measurement(SWING, None, side, number, {"concurrency": [1, 8], "tokens_per_second": value})
-        for side, values in SWING_ROUNDS.items()
-        for number, value in enumerate(values)
-    ]
-
-
 def rows_by_name(table: Table) -> dict[str, Sequence[str]]:
     return {row[0]: row[1:] for row in table.rows}
 
@@ -83,17 +65,8 @@ def rows_by_name(table: Table) -> dict[str, Sequence[str]]:
 def test_tokens_per_second_are_medians() -> None:
     table = report.throughput_table(Results(SIDES, closed()), CLOSED)
     assert table.columns == ["concurrency", *(side.name for side in SIDES)]
-    assert table.rows[0] == ["1", "100.0", "160.0", "180.0", "200.0", "1.0"]
-    assert table.rows[1] == ["4", "400.0", "300.0", "100.0", "440.0", "1.0"]
-
-
-def test_contexts_are_throughput_by_length() -> None:
-    contexts = [one | {"load": "context, 4 at a time"} for one in closed()]
-    results = Results(SIDES, contexts)
-    rates, ratios = report.make_tables(results)
-    assert rates.columns[0] == ratios.columns[0] == "context"
-    assert rates.title == "context, 4 at a time: tokens/s, median of rounds"
-    assert rates.rows[0][1:3] == ["100.0", "160.0"]
+    assert table.rows[0] == ["1", "100.0", "160.0", "180.0", "200.0"]
+    assert table.rows[1] == ["4", "400.0", "300.0", "100.0", "440.0"]
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -122,7 +95,7 @@ def test_geometric_means_are_taken_within_a_round() -> None:
 
 
 def test_ours_against_plain_alone() -> None:
-    sides = make_sides("drafter", native_k=[], ours_fixed_k=[])
+    sides = make_sides("drafter", native_k=[])
     names = {side.name for side in sides}
     results = Results(sides, [one for one in closed() if one["side"] in names])
     assert report.comparison_table(results, CLOSED).columns == ["concurrency", "/ plain"]
@@ -131,10 +104,8 @@ def test_ours_against_plain_alone() -> None:
 def test_a_schedule_is_compared() -> None:
     side = tuned_schedule("drafter", {1: {0: 1.0, 3: 2.0}})
     sides = [*SIDES, side]
-    as_schedule = [
-        {**one, "side": side.name} for one in [*closed(), *swing()] if one["side"] == PLAIN
-    ]
-    results = Results(sides, [*closed(), *swing(), *as_schedule])
+    as_schedule = [{**one, "side": side.name} for one in closed() if one["side"] == PLAIN]
+    results = Results(sides, [*closed(), *as_schedule])
     table = report.comparison_table(results, CLOSED)
     assert table.columns[-1] == "/ native schedule"
     assert table.rows[0][-1] == "2.00 (1.00 - 3.00)"  # as against plain
@@ -162,22 +133,11 @@ def test_a_schedule_holds_the_fastest_k_from_each_concurrency_on(
     assert validate_and_normalize_dynamic_sd_schedule(ranges) == [(*one,) for one in ranges]
 
 
-def test_each_phase_of_swing_is_a_setting() -> None:
-    results = Results(SIDES, swing())
-    rates, ratios = report.make_tables(results)
-    assert rates.columns[0] == ratios.columns[0] == "phase: requests"
-    assert rates.rows[0] == ["1: 1", "4.0", "3.0", "2.0", "2.0", "9.0"]
-    assert ratios.rows[1][:2] == ["2: 8", "1.50 (1.00 - 1.50)"]
-    assert ratios.rows[1][2] == "0.50 (0.33 - 0.50), K=7"
-
-
 def test_tables_follow_the_loads_that_were_run() -> None:
-    titles = [table.title for table in report.make_tables(Results(SIDES, [*swing(), *closed()]))]
-    assert [title.split(":")[0] for title in titles] == ["swing", "swing", "closed", "closed"]
-
-
-def context() -> list[dict[str, Any]]:
-    return [one | {"load": "context, 1 at a time"} for one in closed()]
+    other = [one | {"load": "closed, chat"} for one in closed()]
+    titles = [table.title for table in report.make_tables(Results(SIDES, [*other, *closed()]))]
+    names = ["closed, chat", "closed, chat", "closed", "closed"]
+    assert [title.split(":")[0] for title in titles] == names
 
 
 def request(category: str, seconds: list[float], tokens: list[int]) -> dict[str, Any]:
@@ -227,16 +187,17 @@ def test_categories_of_a_set_on_each_side() -> None:
     ]
 
 
-@pytest.mark.parametrize("loads", [[closed], [swing], [closed, swing], [context]])
-def test_files(tmp_path: Path, loads: list[Any]) -> None:
+def test_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    record = Record(describe(["bench", "--quick"], "a pair", {}, WORKLOAD), SIDES, rounds=9)
-    record.finish_round([one for load in loads for one in load()])
+    command = ["vllm-dflash", "bench", "--quick"]
+    record = Record(describe(command, "a pair", {}, WORKLOAD), SIDES, rounds=9)
+    record.finish_round(closed())
     record.write(tmp_path)
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved["schema"] == "vllm-dflash.bench/2"
     assert saved["rounds_complete"] == 1
     assert saved["measurements"] == record.measurements
+    assert saved["where"] == []
     assert [Side(**side) for side in saved["sides"]] == SIDES
     assert saved["about"]["workload"]["tokens"] == 8
     assert saved["about"]["command"] == "vllm-dflash bench --quick"

@@ -158,7 +158,7 @@ class DraftBudget(AdaptiveVerificationManager):
     _began: Ints
     """First step after each slot's prompt. The step before it is the first whose chances count:
     earlier ones are of a prompt's chunk, which has no drafts, or of the slot's last request."""
-    _taken = -1
+    _taken = -3
     """Step whose chances were added to `recent` last."""
     _sent: deque[Sent]
     """Chances on their way to the host, oldest first. Those of three steps ago have arrived, since

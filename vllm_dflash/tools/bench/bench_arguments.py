@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from vllm_dflash.tools.arguments import (
     add_folder,
@@ -18,46 +19,39 @@ from vllm_dflash.tools.arguments import (
     whole,
 )
 from vllm_dflash.tools.bench.bench_datasets import add_dataset
-from vllm_dflash.tools.bench.bench_plan import LOADS
 from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
 from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.vllms_own import OWN_KEYS
 
-FULL = {
+FULL: dict[str, Any] = {
     "seconds": 6.0,
     "rounds": 5,
     "concurrency": [1, 2, 4, 8, 16, 32],
     "native_schedule": "tuned",
 }
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
-OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
 OF_DATASETS = {"concurrency": [1, 8], "native_schedule": "none", "rounds": 2}
 """Defaults of the arguments with these names."""
-CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all arguments of the command."""
-    pair = parser.add_argument_group("pair")
-    add_models(pair)
-    about = "with several files, each closed load is measured with each"
-    add_prompts(pair, f"held_out.jsonl of the demo pair; {about}", nargs="+")
-    about = "small pair to use without --target, widened to the cost of a larger one"
-    add_folder(pair, "--demo", str(demo_folder()), about)
-    pair.add_argument(
-        "--as-it-is",
-        action="store_true",
-        help="do not widen the demo pair (5 M and 2.6 M parameters; its steps take 2 ms)",
-    )
-    pair.add_argument(
-        "--random-drafter",
-        action="store_true",
-        help="replace the drafter's weights with random ones, to measure what useless drafts cost",
-    )
-    _add_sides(parser.add_argument_group("engines"))
-    _add_measurements(parser.add_argument_group("measurements"))
-    about = "folder for result.json, result.md, result.png and logs"
-    add_folder(parser, "--out", "out/bench", about)
+    add_models_and_prompts(parser)
+    add_sides(parser)
+    measurements = parser.add_argument_group("measurements")
+    add_dataset(measurements, measurements)
+    add_windows(measurements)
+    add_out(parser, "out/bench")
+
+
+def set_defaults(parsed: argparse.Namespace, **other: Any) -> None:
+    """Set what the user left out. `other`: defaults that replace those of the closed load."""
+    defaults = (QUICK if parsed.quick else FULL) | other
+    if parsed.dataset_name is not None:
+        defaults |= OF_DATASETS
+    for name, value in defaults.items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, value)
 
 
 def beside(written: str) -> str:
@@ -73,7 +67,20 @@ def beside(written: str) -> str:
     return json.dumps(options)
 
 
-def _add_sides(sides: argparse._ArgumentGroup) -> None:
+def add_models_and_prompts(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the pair and its prompts. Returns their group."""
+    pair = parser.add_argument_group("pair")
+    add_models(pair)
+    about = "with several files, the closed load is measured with each"
+    add_prompts(pair, f"held_out.jsonl of the demo pair; {about}", nargs="+")
+    about = "small pair to use without --target, widened to the cost of a larger one"
+    add_folder(pair, "--demo", str(demo_folder()), about)
+    return pair
+
+
+def add_sides(parser: argparse.ArgumentParser) -> None:
+    """Add the engines."""
+    sides = parser.add_argument_group("engines")
     about = "draft lengths of vLLM's own DFlash, one engine each, up to the drafter's maximum"
     add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
     sides.add_argument(
@@ -81,9 +88,8 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
         choices=("tuned", "none"),
         help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size set"
         " to the fastest K of --native-k (or 0) for each concurrency, found in a short trial"
-        " (default: tuned; with --context or --dataset-name: none)",
+        " (default: tuned; with --dataset-name: none)",
     )
-    add_numbers(sides, "--ours-fixed-k", [], "also measure ours at these fixed K")
     sides.add_argument(
         "--beside",
         nargs="+",
@@ -94,8 +100,7 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
         " blocks (ours without free drafts), ngram and suffix (vLLM's methods, which look up drafts"
         " in the text; suffix needs arctic-inference)",
     )
-    about = "maximum tokens per request in every engine; raised by --context"
-    add_number(sides, "--max-model-len", 1024, about)
+    add_number(sides, "--max-model-len", 1024, "maximum tokens per request in every engine")
     add_number(sides, "--max-num-seqs", 64, "maximum requests at a time in every engine")
     add_number(sides, "--tensor-parallel-size", 1, "tensor-parallel ranks of every engine")
     about = "dtype of every engine (default: the model's, or float32 on CPUs without bfloat16)"
@@ -110,58 +115,30 @@ def _add_sides(sides: argparse._ArgumentGroup) -> None:
     sides.add_argument("--kv-cache-memory-bytes", type=positive, metavar="BYTES", help=about)
 
 
-def _add_measurements(load: argparse._ArgumentGroup) -> None:
-    what = load.add_mutually_exclusive_group()
-    what.add_argument(
-        "--load",
-        nargs="+",
-        metavar="LOAD",
-        choices=LOADS,
-        default=["closed"],
-        help="loads to measure, listed below (default: closed)",
-    )
-    what.add_argument(
-        "--context",
-        type=positive,
-        nargs="*",
-        metavar="TOKENS",
-        help="instead of a load, measure only decoding after cached prompts of this many tokens"
-        " (without numbers: 1024 2048 4096 8192 16384)",
-    )
-    add_dataset(what, load)
+def add_windows(load: argparse._ArgumentGroup) -> None:
+    """Add what is measured, how long and how often."""
     load.add_argument(
         "--concurrency",
         type=positive,
         nargs="+",
         metavar="N",
-        help="requests in flight, for all loads except swing (default: 1 2 4 8 16 32; with"
-        " --context: 1 4; with --dataset-name: 1 8)",
+        help="requests in flight (default: 1 2 4 8 16 32; with --dataset-name: 1 8)",
     )
-    about = "for arrivals: rates, in percent of the most requests/s that plain decoding serves"
-    add_numbers(load, "--shares", [50, 80], about, nargs="+")
-    about = "requests in flight in each phase of swing"
-    add_numbers(load, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
-    add_number(load, "--tokens", 96, "new tokens per request, except for short and arrivals")
-    load.add_argument(
-        "--seconds",
-        type=duration,
-        metavar="S",
-        help="duration of a measurement in seconds; for swing and short, how long plain decoding"
-        " takes for a phase or list (default: 6)",
-    )
+    add_number(load, "--tokens", 96, "maximum new tokens per request")
+    about = "duration of a measurement in seconds (default: 6)"
+    load.add_argument("--seconds", type=duration, metavar="S", help=about)
     about = "rounds to measure (default: 5; with --dataset-name: 2)"
     load.add_argument("--rounds", type=positive, metavar="N", help=about)
     about = "rounds to discard, since kernels are prepared at the first batch of each size"
     about = f"{about} (default: 1)"
     load.add_argument("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
     load.add_argument(
-        "--where",
-        action="store_true",
-        help="also show where the time goes at each concurrency: milliseconds in the target,"
-        " drafting, its context, planning, and the rest of the engine (CPU only)",
-    )
-    load.add_argument(
         "--quick",
         action="store_true",
         help="use faster defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
     )
+
+
+def add_out(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the folder of the results."""
+    add_folder(parser, "--out", default, "folder for result.json, result.md, result.png and logs")

@@ -60,14 +60,14 @@ class Dataset(NamedTuple):
 
 def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsContainer) -> None:
     """Add the set to the alternatives in `what`, and its options, named as in vLLM."""
-    about = "instead of a load, measure prompts of a standard set, with results per category"
+    about = "measure prompts of a standard set instead, with results per category"
     what.add_argument("--dataset-name", choices=SETS, help=about)
     about = "the set's .jsonl, .json or .parquet file; if missing, bench prints how to get it"
     options.add_argument("--dataset-path", type=Path, metavar="FILE", help=about)
     add_number(options, "--num-prompts", 80, "prompts of the set, from its categories in turn")
     about = "maximum new tokens per prompt of the set (default: vLLM's for the set, or 256)"
     options.add_argument("--output-len", type=positive, metavar="N", help=about)
-    about = "temperatures to measure closed loads at; only one for a set (default: 0)"
+    about = "temperatures to measure at; only one for a set (default: 0)"
     kinds: dict[str, Any] = {"type": not_negative, "nargs": "+", "default": [0.0], "metavar": "T"}
     options.add_argument("--temperature", **kinds, help=about)
     about = 'chat template arguments for the set, such as {"enable_thinking": false}'
@@ -75,7 +75,7 @@ def add_dataset(what: argparse._ActionsContainer, options: argparse._ActionsCont
     options.add_argument("--chat-template-kwargs", **kwargs, help=about)
     about = "use the set's prompts without the chat template"
     options.add_argument("--skip-chat-template", action="store_true", help=about)
-    about = "for closed loads and sets: continue every answer to its maximum length"
+    about = "continue every answer to its maximum length"
     options.add_argument("--ignore-eos", action="store_true", help=about)
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from vllm_dflash.tools.bench import widen
 from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET, Shape, widen_pair
-
-TRAINED_ON = 512
-"""Tokens per sequence in the training of the demo pair."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +29,22 @@ def given_pair(target: str | None, drafter: str | None) -> Pair | None:
     return Pair(target, drafter, f"{target} and {drafter}")
 
 
-def demo_pair(demo: Path, out: Path, *, as_it_is: bool, positions: int, context: int) -> Pair:
-    """Write a copy of the demo pair to `out`, widened unless `as_it_is`.
+def demo_pair(
+    demo: Path,
+    out: Path,
+    positions: int,
+    target: Shape | None = WIDE_TARGET,
+    drafter: Shape | None = WIDE_DRAFTER,
+) -> Pair:
+    """Write a widened copy of the demo pair to `out`, whose configs allow `positions` tokens.
 
-    Its configs allow at least `positions` tokens. `context`: tokens of the longest prompt; if the
-    pair was not trained on so many, its name says that drafts are noise.
+    Its name says if these are more than the original's. Sizes are as for `widen_pair`.
     """
-    target, drafter = (None if as_it_is else shape for shape in (WIDE_TARGET, WIDE_DRAFTER))
     pair = widened_demo(demo, out, target, drafter, positions)
-    name = pair.name
     config = json.loads((demo / "target" / "config.json").read_text())
     if positions > config["max_position_embeddings"]:
-        name += f", {positions:,} positions"
-    if context > TRAINED_ON:
-        name += f"; trained on {TRAINED_ON} tokens at a time: beyond, texts and drafts are noise"
-    return replace(pair, name=name)
+        pair = replace(pair, name=f"{pair.name}, {positions:,} positions")
+    return pair
 
 
 def widened_demo(
@@ -84,22 +78,3 @@ def widened_demo(
         layers = f"{target.layers} and {drafter.layers} layers"
         name = f"demo pair widened to {layers} of width {target.hidden}"
     return Pair(str(wide / "target"), str(wide / "drafter"), name)
-
-
-def with_random_drafter(pair: Pair, out: Path) -> Pair:
-    """Replace the pair's drafter by a copy with random weights, whose drafts are useless."""
-    source, goal = Path(pair.drafter), out / "random_drafter"
-    if not source.is_dir():
-        raise ValueError(f"--random-drafter needs the drafter in a folder; {source} is not one.")
-    shutil.rmtree(goal, ignore_errors=True)  # a copy of another drafter may have other files
-    shutil.copytree(source, goal)
-    generator = torch.Generator().manual_seed(0)
-    for file in sorted(goal.glob("*.safetensors")):
-        noise = {
-            name: torch.ones_like(tensor)
-            if "norm" in name
-            else torch.randn(tensor.shape, generator=generator).mul(0.02).to(tensor.dtype)
-            for name, tensor in load_file(file).items()
-        }
-        save_file(noise, file, metadata={"format": "pt"})
-    return replace(pair, drafter=str(goal), name=f"{pair.name}, random drafter")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_plan import Workload
-from vllm_dflash.tools.bench.bench_report import Results, make_tables, parts_tables
+from vllm_dflash.tools.bench.bench_report import Results, make_tables
 from vllm_dflash.tools.bench.sides import Side
 from vllm_dflash.tools.tables import Table
 
@@ -34,7 +34,7 @@ class Record:
     """Measurements of complete rounds: round, load, setting, side, result, and stats (our worker's
     counters since its engine started)."""
     where: list[dict[str, Any]] = field(default_factory=list)
-    """Where the time goes: load, setting, side, and the result, which includes `spent`."""
+    """Where the time goes: empty unless `benchmarks/loads` measured it."""
 
     def finish_round(self, measurements: list[dict[str, Any]]) -> None:
         """Add the measurements of a complete round."""
@@ -49,7 +49,7 @@ class Record:
     @property
     def tables(self) -> list[Table]:
         """Tables of `result.md`."""
-        return make_tables(self.results) + parts_tables(self.where)
+        return make_tables(self.results)
 
     def write(self, out: Path) -> None:
         """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder."""
@@ -85,7 +85,7 @@ def describe(
     """Return what a reader needs to know about the results."""
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     return {
-        "command": shlex.join(["vllm-dflash", *command]),
+        "command": shlex.join(command),
         "pair": pair,
         "engine": engine,
         "workload": asdict(workload),

@@ -11,14 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_dflash.tools.bench.bench_datasets import SETS
-from vllm_dflash.tools.bench.bench_plan import SERVED, SWING, setting_name
+from vllm_dflash.tools.bench.bench_plan import CONCURRENCY
 from vllm_dflash.tools.bench.sides import OURS, Side
 from vllm_dflash.tools.loads import token_seconds
-from vllm_dflash.tools.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANNING, TARGET
 from vllm_dflash.tools.tables import Table
 
-PARTS, ENGINE = (TARGET, DRAFT, CONTEXT, PLANNING), "engine"
-"""Parts of a step. `ENGINE` is the rest: scheduling, input, sampling, output."""
 ALL = "all"
 POSITIONS = 8
 """Number of positions of a block for which acceptance is shown."""
@@ -30,20 +27,29 @@ Rounds = npt.NDArray[np.float64]
 
 
 class Results:
-    """Measurements by load, setting and side."""
+    """Measurements by load, setting and side. Subclasses know more loads and tables."""
 
     def __init__(self, sides: list[Side], measurements: Iterable[dict[str, Any]]) -> None:
         self.sides = sides
         self._results: dict[tuple[str, Setting, str], list[dict[str, Any]]] = defaultdict(list)
         for one in measurements:
-            load, side, result = one["load"], one["side"], one["result"]
-            if load == SWING:  # each phase becomes a setting
-                phases = zip(result["concurrency"], result["tokens_per_second"], strict=True)
-                for number, (count, rate) in enumerate(phases, 1):
-                    setting = f"{number}: {count}"
-                    self._results[load, setting, side].append({"tokens_per_second": rate})
-            else:
-                self._results[load, one["setting"], side].append(result)
+            for setting, result in self.by_setting(one):
+                self._results[one["load"], setting, one["side"]].append(result)
+
+    def by_setting(self, measurement: dict[str, Any]) -> list[tuple[Setting, dict[str, Any]]]:
+        """Return the settings of a measurement, and the result of each."""
+        return [(measurement["setting"], measurement["result"])]
+
+    def setting_name(self, load: str) -> str:
+        """Return what the settings of a load are, for heads of tables."""
+        return CONCURRENCY
+
+    def tables(self, load: str) -> list[Table]:
+        """Make all tables of a load."""
+        tables = [throughput_table(self, load), comparison_table(self, load)]
+        if load in SETS:
+            tables += [categories_table(self, load, one) for one in self.settings(load)]
+        return tables
 
     @property
     def loads(self) -> list[str]:
@@ -55,7 +61,7 @@ class Results:
         return [side for side in self.sides if side.kind in kinds]
 
     def settings(self, load: str) -> list[Setting]:
-        """Return the concurrencies, phases, shares or contexts of a load, in order."""
+        """Return what a load was measured at, in order."""
         return list(dict.fromkeys(setting for one, setting, _ in self._results if one == load))
 
     def rounds(
@@ -76,14 +82,7 @@ def spread(rounds: Rounds) -> str:
 
 def make_tables(results: Results) -> list[Table]:
     """Make all tables of measurements."""
-    tables = []
-    for load in results.loads:
-        tables += [throughput_table(results, load), comparison_table(results, load)]
-        if load in SERVED:
-            tables.append(waits_table(results, load))
-        if load in SETS:
-            tables += [categories_table(results, load, one) for one in results.settings(load)]
-    return tables
+    return [table for load in results.loads for table in results.tables(load)]
 
 
 def throughput_table(results: Results, load: str) -> Table:
@@ -93,23 +92,7 @@ def throughput_table(results: Results, load: str) -> Table:
     for setting in results.settings(load):
         rates = [np.median(results.rounds(load, setting, name)) for name in names]
         rows.append([str(setting), *(f"{rate:.1f}" for rate in rates)])
-    return Table(f"{load}: tokens/s, median of rounds", [setting_name(load), *names], rows)
-
-
-def waits_table(results: Results, load: str) -> Table:
-    """Make the table of waiting times over all rounds: TTFT, and TPOT (mean of each request)."""
-    rows = []
-    for setting in results.settings(load):
-        for side in results.sides:
-            cells = [str(setting), side.name]
-            for waited in ("first_token_seconds", "token_seconds"):
-                rounds = results.values(load, setting, side.name, waited)
-                milliseconds = 1000 * np.quantile(np.concatenate(rounds), [0.5, 0.99])
-                cells += [f"{one:.0f}" for one in milliseconds]
-            rows.append(cells)
-    columns = ["TTFT, median", "p99", "TPOT, median", "p99"]
-    title = f"{load}: ms to a request's first token (TTFT), and per token after it (TPOT)"
-    return Table(title, [setting_name(load), "side", *columns], rows, words=(1,))
+    return Table(f"{load}: tokens/s, median of rounds", [results.setting_name(load), *names], rows)
 
 
 def categories_table(results: Results, load: str, setting: Setting) -> Table:
@@ -168,7 +151,7 @@ def comparison_table(results: Results, load: str) -> Table:
     means = [spread(np.exp(np.mean(np.log(ratio), axis=0))) for ratio in ratios.values()]
     rows.append(["geometric mean", *means])
     title = f"{load}: tokens/s of ours / others', median of paired rounds (min - max)"
-    return Table(title, [setting_name(load), *opponents], rows)
+    return Table(title, [results.setting_name(load), *opponents], rows)
 
 
 def _opponents(results: Results) -> dict[str, list[Side]]:
@@ -182,55 +165,3 @@ def _opponents(results: Results) -> dict[str, list[Side]]:
     for side in [*natives[-1:], *results.of_kind("native schedule", "beside")]:
         opponents[f"/ {side.name}"] = [side]
     return opponents
-
-
-def milliseconds(spent: Mapping[str, float], unit: str) -> dict[str, float]:
-    """Return the milliseconds of each part that a side has, per step or output token (`unit`)."""
-    known = {part: spent[part] for part in PARTS if part in spent}
-    parts = known | {ENGINE: spent["seconds"] - sum(known.values())}
-    return {part: 1000 * seconds / spent[unit] for part, seconds in parts.items()}
-
-
-def parts_tables(where: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Make the tables of where the time goes: per step, per token, and by kind of step.
-
-    `where`: that of a `Record`.
-    """
-    tables = []
-    for load in dict.fromkeys(one["load"] for one in where):
-        found = [one for one in where if one["load"] == load]
-        tables.append(_parts_table(found, load, "steps", "step"))
-        tables.append(_parts_table(found, load, "tokens", "output token"))
-        tables.append(_kinds_table(found, load))
-    return tables
-
-
-def _kinds_table(where: Sequence[Mapping[str, Any]], load: str) -> Table:
-    rows = []
-    for one in where:
-        spent = one["result"]["spent"]
-        for kind in KINDS:
-            steps, seconds, *sums = (spent[f"{kind}: {what}"] for what in OF_A_KIND)
-            if not steps:
-                continue
-            cells = [f"{steps:.0f}", f"{seconds / spent['seconds']:.0%}"]
-            cells += [f"{value / steps:.1f}" for value in sums]
-            cells += [f"{1000 * seconds / steps:.1f}", f"{sums[-1] / seconds:.1f}"]
-            rows.append([str(one["setting"]), one["side"], kind, *cells])
-    heads = ["steps", "time", "rows", "drafts", "tokens", "ms", "tokens/s"]
-    title = f"{load}: kinds of steps, means per step"
-    return Table(title, [setting_name(load), "side", "kind", *heads], rows, words=(1, 2))
-
-
-def _parts_table(where: Sequence[Mapping[str, Any]], load: str, unit: str, name: str) -> Table:
-    rows = []
-    for one in where:
-        spent = one["result"]["spent"]
-        parts = milliseconds(spent, unit)
-        cells = [f"{parts[part]:.2f}" if part in parts else "" for part in (*PARTS, ENGINE)]
-        cells += [f"{sum(parts.values()):.2f}", f"{spent['tokens'] / spent['steps']:.2f}"]
-        rows.append([str(one["setting"]), one["side"], *cells])
-    columns = [setting_name(load), "side", *PARTS, ENGINE, "all", "tokens per step"]
-    alone = "" if load in SERVED else ", decoding alone"
-    title = f"{load}: where the time goes, ms per {name}{alone}"
-    return Table(title, columns, rows, words=(1,))

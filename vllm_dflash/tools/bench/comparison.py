@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
-from vllm_dflash.tools.bench.bench_plan import (
-    CLOSED,
-    SHORT,
-    Measurement,
-    Workload,
-    plan_closed,
-    plan_contexts,
-    plan_requests,
-    plan_round,
-    plan_short,
-)
-from vllm_dflash.tools.bench.bench_prompts import long_texts
+from vllm_dflash.tools.bench.bench_plan import CLOSED, Measurement, Workload
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.bench_report import comparison_table
 from vllm_dflash.tools.bench.sides import (
@@ -45,7 +34,10 @@ MINUTES_TO_START = 1.0
 
 @dataclass
 class Comparison:
-    """Runs a workload on every side of a record, and writes the results to a folder."""
+    """Runs a workload on every side of a record, and writes the results to a folder.
+
+    Subclasses measure more before, in and after the rounds: `_prepare`, `_plan_loads`, `_finish`.
+    """
 
     record: Record
     workload: Workload
@@ -59,6 +51,8 @@ class Comparison:
     """Whether to add a side with vLLM's own schedule, tuned by measuring its fixed K here."""
     dataset: Dataset | None = None
     """A set of requests to measure, instead of loads."""
+    _requests: list[Asked] = field(default_factory=list, init=False)
+    """The set's requests that fit all engines; their prompts are token ids."""
 
     @property
     def all_prompts(self) -> list[str]:
@@ -73,18 +67,9 @@ class Comparison:
             facts = self.engines.start(sides, self.progress)
             for one in facts:
                 self.record.about["versions"] |= one["versions"]
-            contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))
-            requests = self._requests(facts)
-            plain_rates = self._calibrate()
-            served_rates = self._calibrate_served()
-            self.record.about["plain_tokens_per_second_at"] = plain_rates
-            self.record.about["plain_short_tokens_per_second_at"] = served_rates
+            self._prepare(facts)
             for number in range(-self.warmup_rounds, rounds):
-                plan = plan_round(self.workload, self.prompts, number, plain_rates, served_rates)
-                plan += contexts
-                if self.dataset is not None:  # two per request in flight suffice to warm up
-                    most = None if number >= 0 else 2 * max(self.workload.concurrency)
-                    plan += plan_requests(self.workload, self.dataset, requests[:most])
+                plan = self._plan(number)
                 first = number % len(sides)  # so that no side always comes first in a measurement
                 in_turns = [*sides[first:], *sides[:first]]
                 if number < 0:
@@ -97,13 +82,7 @@ class Comparison:
                     results = self.record.results
                     for load in results.loads:
                         self.progress.say(comparison_table(results, load).plain())
-            if self.workload.where:  # last, since it leaves timers in the engines
-                plan = contexts or plan_closed(self.workload, CLOSED, self.all_prompts)
-                if SHORT in self.workload.loads:  # includes prompts, unlike the others
-                    plan = plan_short(self.workload, self.all_prompts, "where", served_rates)
-                plan = [replace(one, question="where") for one in plan]
-                self.record.where += self._measure("where the time goes", plan, sides)
-                self.record.write(self.out)
+            self._finish()
 
     def announcement(self) -> str:
         """Say what will run, and about how long it takes."""
@@ -111,37 +90,41 @@ class Comparison:
         rounds = self.warmup_rounds + self.record.rounds
         minutes = MINUTES_TO_START * (1 + math.ceil((len(names) - 1) / self.engines.at_once))
         minutes += len(names) * rounds * self.workload.seconds_of_round / 60
-        reading = ""
-        if self.workload.contexts:
-            tokens = max(self.workload.contexts) * max(self.workload.concurrency)
-            reading = f", plus the time each engine takes to read prompts of {tokens:,} tokens"
-        if self.dataset is not None:
-            reading = f", plus the time for {len(self.dataset.requests)} requests a round on each"
         return (
             f"starting {len(names)} engines ({', '.join(names)}), then"
             f" {self.warmup_rounds} warm-up and {self.record.rounds} measured rounds: about"
-            f" {max(1, round(minutes))} minutes{reading}. Ctrl-C stops; complete rounds are kept."
+            f" {max(1, round(minutes))} minutes{self._more_time}. Ctrl-C stops; complete rounds are"
+            " kept."
         )
 
-    def _plan_contexts(self, room: int) -> list[Measurement]:
-        """Plan the contexts that fit the caches. Raises ValueError if none of them does."""
-        if not self.workload.contexts:
-            return []
-        texts = long_texts(self.all_prompts, max(self.workload.concurrency))
-        tokens = self.engines.ask(PLAIN, "encode", texts=texts)
-        plan = plan_contexts(self.workload, tokens, room)
-        without = len(self.workload.contexts) * len(self.workload.concurrency) - len(plan)
-        words = (
-            f"the engines' caches hold {room:,} tokens each; raise VLLM_CPU_KVCACHE_SPACE (GiB) on"
-            " a CPU, or --gpu-memory-utilization on a GPU"
-        )
-        if not plan:
-            raise ValueError(f"there is no room for any of the contexts: {words}.")
-        if without:
-            self.progress.say(f"{without} settings are left out: {words}")
+    @property
+    def _more_time(self) -> str:
+        """What takes time that cannot be estimated."""
+        if self.dataset is None:
+            return ""
+        return f", plus the time for {len(self.dataset.requests)} requests a round on each"
+
+    def _prepare(self, facts: Sequence[Facts]) -> None:
+        """Ask the engines for what the plans of rounds depend on. `facts`: those of all engines."""
+        self._requests = self._fitting_requests(facts)
+        if self.tune_schedule:
+            self._add_tuned_schedule()
+
+    def _plan(self, number: int) -> list[Measurement]:
+        """Plan a round; negative numbers are those of warm-up rounds."""
+        plan = self._plan_loads(number)
+        if self.dataset is not None:  # two per request in flight suffice to warm up
+            most = None if number >= 0 else 2 * max(self.workload.concurrency)
+            plan += self.workload.plan_requests(self.dataset, self._requests[:most])
         return plan
 
-    def _requests(self, facts: Sequence[Facts]) -> list[Asked]:
+    def _plan_loads(self, number: int) -> list[Measurement]:
+        return self.workload.plan_round(self.prompts, number)
+
+    def _finish(self) -> None:
+        """Measure what comes after all rounds: nothing here."""
+
+    def _fitting_requests(self, facts: Sequence[Facts]) -> list[Asked]:
         """Tokenize the set's requests that fit all engines. Raises ValueError if none does."""
         if self.dataset is None:
             return []
@@ -162,45 +145,41 @@ class Comparison:
             self.progress.say(f"{words} (--max-model-len)")
         return requests
 
-    def _calibrate(self) -> dict[int, float]:
-        """Estimate plain decoding's tokens per second at each concurrency that the plan needs.
-
-        With `tune_schedule`, the same measurements choose the K of vLLM's schedule.
-        """
+    def _add_tuned_schedule(self) -> None:
+        """Add vLLM's own schedule, of the K that are fastest in short windows, as a side."""
         sides = self.record.sides
-        counts, lengths = {*self.workload.calibrated}, {PLAIN: 0}
-        if self.tune_schedule:
-            counts |= {*self.workload.concurrency}
-            lengths |= {one.name: one.draft_tokens or 0 for one in sides if one.kind == "native"}
+        lengths = {PLAIN: 0}
+        lengths |= {one.name: one.draft_tokens or 0 for one in sides if one.kind == "native"}
+        calibrated = [side for side in sides if side.name in lengths]
+        rates = {
+            count: {lengths[name]: rate for name, rate in by_name.items()}
+            for count, by_name in self._calibrate(self.workload.concurrency, calibrated).items()
+        }
+        config = calibrated[-1].speculative_config or {}
+        schedule = tuned_schedule(config["model"], rates)
+        sides.insert(len(calibrated), schedule)
+        self.progress.say(f"{SCHEDULE}: {schedule.speculative_config}")
+        self.engines.start([schedule], self.progress)
+
+    def _calibrate(
+        self, counts: Iterable[int], sides: Sequence[Side]
+    ) -> dict[int, dict[str, float]]:
+        """Estimate tokens per second of the closed load, by concurrency and by name of side."""
         short = replace(
             self.workload,
-            concurrency=tuple(sorted(counts)),
+            concurrency=tuple(sorted({*counts})),
             seconds=min(CALIBRATION_SECONDS, self.workload.seconds),
         )
-        plan = plan_closed(short, CLOSED, self.all_prompts)
-        calibrated = [side for side in sides if side.name in lengths]
-        rates: dict[int, dict[int, float]] = defaultdict(dict)
-        for _ in range(CALIBRATION_WINDOWS if plan else 0):
-            for one in self._measure("calibrating", plan, calibrated):
-                rate = one["result"]["tokens_per_second"]
-                rates[one["setting"]][lengths[one["side"]]] = rate
-        if self.tune_schedule:
-            config = calibrated[-1].speculative_config or {}
-            schedule = tuned_schedule(config["model"], rates)
-            sides.insert(len(calibrated), schedule)
-            self.progress.say(f"{SCHEDULE}: {schedule.speculative_config}")
-            self.engines.start([schedule], self.progress)
-        return {count: rates[count][0] for count in self.workload.calibrated}
+        return self._rates(short.plan_closed(CLOSED, self.all_prompts), sides)
 
-    def _calibrate_served(self) -> dict[int, float]:
-        """Estimate plain decoding's tokens per second for short answers, including prompts."""
-        nothing_yet = dict.fromkeys(self.workload.served, 0.0)
-        plan = plan_short(self.workload, self.all_prompts, "calibration", nothing_yet)
-        plain = [side for side in self.record.sides if side.name == PLAIN]
-        rates: dict[int, float] = {}
+    def _rates(
+        self, plan: Sequence[Measurement], sides: Sequence[Side]
+    ) -> dict[int, dict[str, float]]:
+        """Measure tokens per second of a plan, by setting and by name of side."""
+        rates: dict[int, dict[str, float]] = defaultdict(dict)
         for _ in range(CALIBRATION_WINDOWS if plan else 0):
-            for one in self._measure("calibrating", plan, plain):
-                rates[one["setting"]] = one["result"]["tokens_per_second"]
+            for one in self._measure("calibrating", plan, sides):
+                rates[one["setting"]][one["side"]] = one["result"]["tokens_per_second"]
         return rates
 
     def _measure(

@@ -12,7 +12,6 @@ import numpy as np
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from vllm_dflash.tools.bench.bench_plan import setting_name
 from vllm_dflash.tools.bench.bench_report import Results
 from vllm_dflash.tools.bench.sides import PLAIN
 
@@ -22,7 +21,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "native schedule": {"color": "tab:green", "marker": "s", "linestyle": "-."},
     "beside": {"marker": "^", "linestyle": ":"},
     "ours": {"color": "tab:red", "marker": "o", "linewidth": 2.5},
-    "ours fixed": {"color": "tab:orange", "marker": ".", "linestyle": ":"},
 }
 """Line styles by kind of side."""
 SHADES = {"native": "Blues", "beside": "Purples"}
@@ -51,7 +49,8 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
                 capsize=2,
                 **styles[side.name],
             )
-        panel.set(title=load, xlabel=setting_name(load), ylabel="tokens/s relative to plain")
+        axis = results.setting_name(load)
+        panel.set(title=load, xlabel=axis, ylabel="tokens/s relative to plain")
         panel.grid(alpha=0.3)
         panel.legend()
     figure.savefig(path, dpi=120)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from vllm_dflash.tools.engine_answers import Facts
@@ -33,7 +34,7 @@ class Side:
     """An engine to compare."""
 
     name: str
-    kind: Literal["plain", "native", "native schedule", "ours", "ours fixed", "beside"]
+    kind: Literal["plain", "native", "native schedule", "ours", "beside"]
     plugins: str
     speculative_config: dict[str, Any] | None
 
@@ -47,14 +48,20 @@ class Side:
         """Short label, to tell plain decoding and native DFlash with different K apart."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
-    def start(self, logs: Path, **arguments: Any) -> EngineProcess:
-        """Start the engine in a process that logs to a file in `logs`."""
-        environment: dict[str, str | None] = {**side_environment(self.plugins)}
+    def start(
+        self, logs: Path, environment: Mapping[str, str] = MappingProxyType({}), **arguments: Any
+    ) -> EngineProcess:
+        """Start the engine in a process that logs to a file in `logs`.
+
+        `environment`: variables besides those of `side_environment`. `arguments`: see
+        `EngineProcess`.
+        """
+        variables: dict[str, str | None] = {**side_environment(self.plugins), **environment}
         if "kv_cache_memory_bytes" in arguments:  # on CPUs the variable would override it
-            environment["VLLM_CPU_KVCACHE_SPACE"] = None
+            variables["VLLM_CPU_KVCACHE_SPACE"] = None
         return EngineProcess(
             logs / f"{self.name.replace(' ', '-').replace('/', '-')}.log",
-            environment=environment,
+            environment=variables,
             speculative_config=self.speculative_config,
             **arguments,
         )
@@ -68,13 +75,8 @@ def side_environment(plugins: str | None = None) -> dict[str, str]:
     return environment
 
 
-def make_sides(
-    drafter: str,
-    native_k: Iterable[int],
-    ours_fixed_k: Iterable[int] = (),
-    beside: Iterable[str] = (),
-) -> list[Side]:
-    """Make the sides: plain, native DFlash at each fixed K, ours, ours at each fixed K, others.
+def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()) -> list[Side]:
+    """Make the sides: plain, native DFlash at each fixed K, ours, others.
 
     `beside`: `BLOCKS` (ours without free drafts), methods in `LOOK_UPS`, and JSON of our options.
     """
@@ -84,9 +86,6 @@ def make_sides(
         config = dflash | {"num_speculative_tokens": k}
         sides.append(Side(f"native K={k}", "native", NO_PLUGIN, config))
     sides.append(Side(OURS, "ours", PLUGIN, dflash))
-    for k in ours_fixed_k:
-        config = dflash | {"draft_length": "fixed", "num_speculative_tokens": k}
-        sides.append(Side(f"ours K={k}", "ours fixed", PLUGIN, config))
     for name in beside:
         if name in LOOK_UPS:
             sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
@@ -124,7 +123,7 @@ class SideEngines:
     """One engine per side, each in its own process, until the context ends."""
 
     arguments: dict[str, Any]
-    """Arguments of every engine."""
+    """Arguments of every engine and of its process; see `Side.start`."""
     at_once: int
     """Engines that may start at the same time."""
     logs: Path

@@ -1,4 +1,4 @@
-"""Times the parts of an engine's steps from inside its worker, for `bench --where`.
+"""Times the parts of an engine's steps from inside its worker, for `--where`.
 
 Works on CPUs only: on a GPU, a call returns when its work is launched, not when it is done.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm_dflash.seams import STEP_TIMES, check_seams
+from vllm_dflash.seams import Seam, check_seams
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
 KINDS = ("decoding", "decoding, drafts", "prompts", "prompts, drafts")
@@ -22,6 +22,11 @@ OF_THE_RUNNER = (
     ("take_draft_token_ids", DRAFT),
 )
 OF_VLLMS_DRAFTER = ("combine_hidden_states", "precompute_and_store_context_kv")
+STEP_TIMES = tuple(
+    Seam(f"vllm.v1.worker.gpu_model_runner:GPUModelRunner.{name}")
+    for name in (*dict(OF_THE_RUNNER), "execute_model", "sample_tokens")
+)
+"""Methods of vLLM that are timed, with any arguments; `make seams` looks for them."""
 
 
 class TimedSteps:

@@ -1,4 +1,4 @@
-"""Prompts of a benchmark: shuffled per round, hard to draft for, very long, or repetitive.
+"""Prompts of loads: hard to draft for, very long, or repetitive.
 
 The loads `edit`, `quote` and `prose` have their own prompts, from text that every machine has: the
 source of Python's library, and the language reference that `help()` shows.
@@ -18,13 +18,6 @@ from collections.abc import Callable, Sequence
 MODULES = (textwrap, shlex, string, json.decoder, tempfile)
 CODE_CHARACTERS, PASSAGE_CHARACTERS, BEGINNING_CHARACTERS = 1400, 1100, 80
 """Together with the beginning of the answer, about 600 tokens of a small vocabulary."""
-
-
-def in_order_of_round(prompts: Sequence[str], round_number: int) -> list[str]:
-    """Shuffle the prompts, always the same way for the same round."""
-    order = list(prompts)
-    random.Random(f"order {round_number}").shuffle(order)
-    return order
 
 
 def easy_and_hard(prompts: Sequence[str]) -> list[str]:
@@ -77,7 +70,7 @@ def _beginning(text: str) -> str:
 
 def _passages() -> list[str]:
     """Return the beginnings of all long topics of the language reference."""
-    from pydoc_data.topics import topics  # large, and every command imports this file
+    from pydoc_data.topics import topics  # large
 
     texts = (text for _, text in sorted(topics.items()))
     return [text[:PASSAGE_CHARACTERS] for text in texts if len(text) > 2 * PASSAGE_CHARACTERS]
