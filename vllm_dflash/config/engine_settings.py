@@ -31,13 +31,15 @@ _kept: dict[int, dict[str, tuple[Any, Any]]] = {}
 @contextmanager
 def users_kept(engine_args: EngineArgs, users: Mapping[str, Any]) -> Iterator[None]:
     """Keep what the user wrote, by `CHANGED` name, once vLLM has read arguments that we changed."""
-    yield
-    # Not an attribute: `LLM.from_engine_args` passes all of these on.
-    if id(engine_args) not in _kept:
-        weakref.finalize(engine_args, _kept.pop, id(engine_args), None)
-    _kept[id(engine_args)] = {
-        name: (getattr(engine_args, name), value) for name, value in users.items()
-    }
+    try:
+        yield
+    finally:
+        # Not in an attribute: `LLM.from_engine_args` passes all of these on.
+        if id(engine_args) not in _kept:
+            weakref.finalize(engine_args, _kept.pop, id(engine_args), None)
+        _kept[id(engine_args)] = {
+            name: (getattr(engine_args, name), value) for name, value in users.items()
+        }
 
 
 def start_from_users(engine_args: EngineArgs) -> dict[str, Any]:

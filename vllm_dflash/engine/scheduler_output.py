@@ -18,18 +18,18 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm_dflash.config.mode import Mode
 
 
-def newly_admitted(step: SchedulerOutput) -> set[str]:
+def newly_admitted(scheduler_output: SchedulerOutput) -> set[str]:
     """Requests without drafts of their own in this step: any they have are placeholders."""
-    admitted = {request.req_id for request in step.scheduled_new_reqs}
-    return admitted | step.scheduled_cached_reqs.resumed_req_ids
+    admitted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+    return admitted | scheduler_output.scheduled_cached_reqs.resumed_req_ids
 
 
-def fresh_cache_blocks(step: SchedulerOutput, group: int, block_size: int) -> list[int]:
+def fresh_cache_blocks(scheduler_output: SchedulerOutput, group: int, block_size: int) -> list[int]:
     """Blocks of a cache group that a step allocates, without those of a cached prefix."""
     fresh: list[int] = []
-    for request in step.scheduled_new_reqs:
+    for request in scheduler_output.scheduled_new_reqs:
         fresh += request.block_ids[group][-(-request.num_computed_tokens // block_size) :]
-    going_on = step.scheduled_cached_reqs
+    going_on = scheduler_output.scheduled_cached_reqs
     for name, blocks, computed in zip(
         going_on.req_ids, going_on.new_block_ids, going_on.num_computed_tokens, strict=True
     ):

@@ -43,7 +43,7 @@ class Drafter(Protocol):
     statistics: DraftStatistics
     """Counters since the engine started."""
 
-    def begin_step(self, step: SchedulerOutput) -> None:
+    def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """Prepare for a step that is about to run."""
 
 

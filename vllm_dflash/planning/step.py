@@ -69,6 +69,10 @@ NO_DRAFTS, BLOCK, TEXT = 0, 1, 2
 """What produced a request's drafts; placeholders of vLLM's count as `NO_DRAFTS`."""
 
 
+COUNTS = 8
+"""Number of fields of `Outcomes` that hold one count for each request; they come first."""
+
+
 class Outcomes(NamedTuple):
     """What became of the drafts of R requests, as the device saw it."""
 
@@ -96,13 +100,19 @@ class Outcomes(NamedTuple):
 
     @staticmethod
     def of(table: Floats, num_cuts: int = 0) -> Outcomes:
-        """Read the device's table, [R, 8 + C + K]; confidence below 0: a draft was not finite."""
+        """Read the device's table, whose columns are the fields in order, [R, COUNTS + C + K].
+
+        Its confidence is below 0 where a draft was not finite.
+        """
         table = np.maximum(table, 0.0)
-        first = 8 + num_cuts
+        first = COUNTS + num_cuts
         # Each field is contiguous, because otherwise what learns from them is compiled anew.
         counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
-        confidence, if_cut = table[:, first:].astype(np.float64), np.ascontiguousarray(counts[8:].T)
-        return Outcomes._make([*counts[:8], confidence, if_cut])
+        confidence, if_cut = (
+            table[:, first:].astype(np.float64),
+            np.ascontiguousarray(counts[COUNTS:].T),
+        )
+        return Outcomes._make([*counts[:COUNTS], confidence, if_cut])
 
 
 class Learned(NamedTuple):
@@ -154,8 +164,9 @@ class StepEstimate(NamedTuple):
     """Seconds that its requests would have taken for one token each without any drafts."""
 
 
-def _nothing_yet() -> Ints:
-    return np.zeros(0, dtype=np.int64)
+UNSET: Ints = np.zeros(0, dtype=np.int64)
+UNSET_FLAGS: Bools = np.zeros(0, dtype=bool)
+"""Values of fields that are not given: 0 or False for each request."""
 
 
 @dataclass
@@ -168,20 +179,20 @@ class StepRecord:
     """Tokens that each got, including the bonus token; 0 while it is in its prompt, [R]."""
     rows: int = 0
     """Rows that the target ran: prompt tokens, and one and its drafts for each decoding request."""
-    verified: Ints = field(default_factory=_nothing_yet)
+    verified: Ints = field(default_factory=lambda: UNSET)
     """Drafts of each that the target verified, [R]."""
-    verified_free: Ints = field(default_factory=_nothing_yet)
+    verified_free: Ints = field(default_factory=lambda: UNSET)
     """Drafts among those that its text predicted, [R]."""
 
-    limits: Ints = field(default_factory=_nothing_yet)
+    limits: Ints = field(default_factory=lambda: UNSET)
     """Most drafts that each can use in the next step, [R]; after drafting, the finite ones."""
     predicted: Predicted | None = None
     """What the text predicts, and what became of its last prediction; None: nothing at all."""
-    agreed: Ints = field(default_factory=_nothing_yet)
+    agreed: Ints = field(default_factory=lambda: UNSET)
     """First drafts of each drafted request that the text predicts as well, [R]."""
-    context_lens: Ints = field(default_factory=_nothing_yet)
+    context_lens: Ints = field(default_factory=lambda: UNSET)
     """Tokens of context of each, where known, [R]."""
-    waiting: Ints = field(default_factory=_nothing_yet)
+    waiting: Ints = field(default_factory=lambda: UNSET)
     """Context rows of each that must be stored before it can be drafted, [R]."""
     is_resting: bool = False
     """Whether an earlier plan decided that the drafter does not run in this step."""
@@ -189,9 +200,9 @@ class StepRecord:
     """What this step drafts."""
     could_draft: bool = False
     """Whether any request could have used a draft."""
-    lengths: Ints = field(default_factory=_nothing_yet)
+    lengths: Ints = field(default_factory=lambda: UNSET)
     """Drafts of each that go on to be verified, [R]."""
-    from_text: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    from_text: Bools = field(default_factory=lambda: UNSET_FLAGS)
     """Whether those are what the text predicts, [R]."""
     nan_drafts: int = 0
     """Drafts thrown away because their logits were not finite."""
@@ -213,7 +224,7 @@ class StepRecord:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, np.ndarray) and not len(value):
+            if value is UNSET or value is UNSET_FLAGS:
                 setattr(self, name, np.zeros(len(self.ids), value.dtype))
 
     @property

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import walk_stack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from support import importing_support
 from support.waiting import wait_until
 from vllm_dflash.tools import engine_process
+from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.engine_process import (
     EngineDied,
     EngineProcess,
@@ -51,6 +53,24 @@ def is_gone(group: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_a_cache_size_is_not_overridden_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM prefers the variable on CPUs, and `scripts/run.sh` sets it."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    seen: list[dict[str, str]] = []
+
+    def started(*_: Any, env: dict[str, str], **__: Any) -> Any:
+        seen.append(env)
+        return SimpleNamespace(stdin="", stdout="")
+
+    monkeypatch.setattr(engine_process.subprocess, "Popen", started)
+    side = make_sides("drafter", [])[0]
+    side.start(tmp_path, model="target")
+    side.start(tmp_path, model="target", kv_cache_memory_bytes=1)
+    assert [env.get("VLLM_CPU_KVCACHE_SPACE") for env in seen] == ["1", None]
 
 
 def test_answers_and_refusals(start: Start, tmp_path: Path) -> None:
@@ -140,6 +160,7 @@ from pathlib import Path
 from support import importing_support
 from vllm_dflash.tools.cli import main
 from vllm_dflash.tools import engine_process
+from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.demo import demo_command
 

@@ -161,21 +161,25 @@ class PlannedProposer(DFlashProposer):
 
     # --- every step, in this order --------------------------------------------------------------
 
-    def begin_step(self, step: SchedulerOutput) -> None:
+    def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """Prepare for a step: drop waiting context of blocks that get new owners, or that no
         request can find as a cached prefix."""
         batch, backlog = self.runner.input_batch, self.host.backlog
         if backlog is not None:
             # Preempted requests have lost their blocks already; the runner still lists them.
-            still_own = step.finished_req_ids & batch.req_id_to_index.keys()
+            still_own = scheduler_output.finished_req_ids & batch.req_id_to_index.keys()
             group = self.kv_cache_gid, self.cache_block_size
             useless = useless_cache_blocks(
                 [self.runner.requests[name] for name in still_own],
                 *group,
                 caches_prefixes=self.vllm_config.cache_config.enable_prefix_caching,
             )
-            backlog.drop(fresh_cache_blocks(step, *group) + useless, self.cache_block_size)
-        self.host.begin_step(newly_admitted(step), step.finished_req_ids, batch.token_ids_cpu)
+            backlog.drop(
+                fresh_cache_blocks(scheduler_output, *group) + useless, self.cache_block_size
+            )
+        self.host.begin_step(
+            newly_admitted(scheduler_output), scheduler_output.finished_req_ids, batch.token_ids_cpu
+        )
 
     def prepare_next_token_ids_padded(
         self,

@@ -71,9 +71,11 @@ CHAINS_ONLY: Message[bool] = Message("dflash_chains_only")
 """Worker to scheduler, with the first sampled tokens, if requested trees are not possible."""
 
 
-def directions_of(step: SchedulerOutput) -> Directions:
+def directions_of(scheduler_output: SchedulerOutput) -> Directions:
     """Directions for a step; without any, a block runs if the step has places for drafts."""
-    return DIRECTIONS.on(step) or Directions(runs_block=step.num_spec_tokens_to_schedule > 0)
+    return DIRECTIONS.on(scheduler_output) or Directions(
+        runs_block=scheduler_output.num_spec_tokens_to_schedule > 0
+    )
 
 
 def verified_drafts(table: Floats) -> list[tuple[int, int]]:

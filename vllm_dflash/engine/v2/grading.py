@@ -16,14 +16,11 @@ from vllm.utils.math_utils import next_power_of_2
 from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
+from vllm_dflash.planning.step import BLOCK, COUNTS, NO_DRAFTS, TEXT
 
-OUTCOME_COLUMNS = 8 + len(TREE_CUTS)
-"""Columns before the drafts' confidence: source; drafts and placeholders admitted; tokens
-matched; tokens predicted; predicted tokens whose true token is known by now; those that were right,
-up to the first wrong one; likeliest drafts admitted, and accepted (all drafts of a chain, some of a
-tree); and the tokens that the tree would have brought if cut, one column for each of `TREE_CUTS`.
-Confidence is -1 if a draft was not finite."""
+OUTCOME_COLUMNS = COUNTS + len(TREE_CUTS)
+"""Columns before the drafts' confidence: the other fields of `Outcomes`, in order. Confidence is -1
+if a draft was not finite."""
 TILE = 128
 """Requests whose sums are added at once."""
 
@@ -146,7 +143,7 @@ def _grade(  # type: ignore[no-untyped-def]
         if_cut = tl.full([], 0, tl.int32)
         if chains is not None:
             if_cut = tl.load(row_of_tree + 2 + cut, mask=is_tree, other=0)
-        tl.store(row + 8 + cut, if_cut.to(tl.float32))
+        tl.store(row + COLUMNS - CUTS + cut, if_cut.to(tl.float32))
     sure = tl.load(of_drafts, mask=is_draft, other=0.0)
     tl.store(row + COLUMNS + draft, sure, mask=is_draft)
     tl.debug_barrier()  # several threads read what one of them writes

@@ -105,15 +105,15 @@ class PlannedSpeculator(LoadedSpeculator):
 
     # --- every step -----------------------------------------------------------------------
 
-    def begin_step(self, step: SchedulerOutput) -> None:
+    def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """Take the directions for a step that is about to run."""
-        self.newly_admitted = newly_admitted(step)
-        self.directions = directions_of(step)
+        self.newly_admitted = newly_admitted(scheduler_output)
+        self.directions = directions_of(scheduler_output)
         if self.trees is not None:
-            self.trees.begin_step(step)
+            self.trees.begin_step(scheduler_output)
         if (learned := self.directions.learned) is not None:
             self.step.slots.set_rates(learned.block_rates, learned.text_rates)
-        if self.budget is not None and step.total_num_scheduled_tokens:
+        if self.budget is not None and scheduler_output.total_num_scheduled_tokens:
             self.budget.begin_step(self.directions)
 
     def observe_verification(

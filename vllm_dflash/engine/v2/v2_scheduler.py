@@ -97,37 +97,41 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
     # --- scheduling a step ------------------------------------------------------------------
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        step, names = scheduler_output, list(scheduler_output.num_scheduled_tokens)
+        names = list(scheduler_output.num_scheduled_tokens)
         self._places = {}
         if names:
             started = time.perf_counter()
-            directions = self._plan(step, names)
-            DIRECTIONS.attach(step, directions)
+            directions = self._plan(scheduler_output, names)
+            DIRECTIONS.attach(scheduler_output, directions)
             seconds = time.perf_counter() - started
             self.statistics.planning_seconds += seconds
-            if not getattr(step, "skip_drafts", False):
+            if not getattr(scheduler_output, "skip_drafts", False):
                 self._planning_seconds = seconds
-            length = step.num_spec_tokens_to_schedule
-            lengths = [self._places.get(name, length) for name in names * self._has_block(step)]
+            length = scheduler_output.num_spec_tokens_to_schedule
+            lengths = [
+                self._places.get(name, length) for name in names * self._has_block(scheduler_output)
+            ]
             could_draft = directions.could_draft
             self.statistics.observe_lengths(np.array(lengths, int), could_draft=could_draft)
-        super()._update_after_schedule(step)
+        super()._update_after_schedule(scheduler_output)
         if self.vllm_config.scheduler_config.async_scheduling:
             self._cut_to_places()
 
-    def _plan(self, step: SchedulerOutput, names: list[str]) -> Directions:
+    def _plan(self, scheduler_output: SchedulerOutput, names: list[str]) -> Directions:
         # vLLM 0.33 never drafts after a step whose requests are all in their prompts or at their
         # ends. So charge nothing for it, and spend no probe on it.
-        if getattr(step, "skip_drafts", False):
+        if getattr(scheduler_output, "skip_drafts", False):
             self._is_anew = self._cadence.is_due(len(names))
-            step.num_spec_tokens_to_schedule = 0
+            scheduler_output.num_spec_tokens_to_schedule = 0
             return Directions(runs_block=False, could_draft=False, learned=self._news())
         self._is_anew = self._cadence.is_due(len(names)) or not self._planned_for
         self._is_anew |= self._trees.num_nodes > 0
         if not self._is_anew:
-            return self._repeat(step)
+            return self._repeat(scheduler_output)
         # Upper bound: it is not known yet how many of the step's drafts are accepted.
-        context = self._context_lens(names) + np.array([*step.num_scheduled_tokens.values()])
+        context = self._context_lens(names) + np.array(
+            [*scheduler_output.num_scheduled_tokens.values()]
+        )
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         ahead = PlanAhead(np.zeros_like(limits))
@@ -146,7 +150,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             of_trees = self._trees.places(lengths, *batch, most_rows)
             lengths = self._best_places(ahead, of_trees, context)
         length = int(lengths.max())
-        step.num_spec_tokens_to_schedule = length
+        scheduler_output.num_spec_tokens_to_schedule = length
         if (lengths < length).any():
             self._places = dict(zip(names, lengths.tolist(), strict=True))
         return Directions(ahead.runs_block, ahead.min_verified, could_draft, learned=self._news())
@@ -167,20 +171,20 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             self._planned_for = dict(zip(names, lengths.tolist(), strict=True))
         return ahead
 
-    def _repeat(self, step: SchedulerOutput) -> Directions:
+    def _repeat(self, scheduler_output: SchedulerOutput) -> Directions:
         """Repeat the last plan; requests that are new since then get its longest length. Uses no
         arrays, which is faster for a server's batches."""
         most, could_draft, lengths = max(self._planned_for.values()), self._is_fixed, []
-        for name, rows in step.num_scheduled_tokens.items():
+        for name, rows in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(name)
             context = rows + (request.num_computed_tokens if request else 0)
             limit = max(0, min(self._longest - context - 2, self._width))
             lengths.append(min(self._planned_for.get(name, most), limit))
             could_draft = could_draft or self._can_use_drafts([name], [context])
         length = max(lengths) if could_draft else 0
-        step.num_spec_tokens_to_schedule = length
+        scheduler_output.num_spec_tokens_to_schedule = length
         if could_draft and min(lengths) < length:
-            self._places = dict(zip(step.num_scheduled_tokens, lengths, strict=True))
+            self._places = dict(zip(scheduler_output.num_scheduled_tokens, lengths, strict=True))
         runs_block = could_draft and self._repeats_block
         return Directions(runs_block, 0, could_draft, is_anew=False, learned=self._news())
 
@@ -223,8 +227,11 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self._news_in = self._news_every
         return self.planner.learned()
 
-    def _has_block(self, step: SchedulerOutput) -> bool:
-        return directions_of(step).runs_block and step.num_spec_tokens_to_schedule > 0
+    def _has_block(self, scheduler_output: SchedulerOutput) -> bool:
+        return (
+            directions_of(scheduler_output).runs_block
+            and scheduler_output.num_spec_tokens_to_schedule > 0
+        )
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Cut drafts to their places. Called by vLLM if scheduling is synchronous."""
@@ -278,10 +285,10 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             self._keeper = EstimatesKeeper(facts.estimates_file, self.planner)
             self._news_in = 0
 
-    def _observe(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+    def _observe(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
         # Use the scheduler's order, which is stable while the batch is; the worker puts requests
         # with most drafts first.
-        names, table = list(scheduled.num_scheduled_tokens), OUTCOMES.on(output)
+        names, table = list(scheduler_output.num_scheduled_tokens), OUTCOMES.on(output)
         self.free_drafts, outcomes = {}, None
         if table is not None:
             order = [output.req_id_to_index[name] for name in names]
@@ -292,17 +299,17 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             self.statistics.count_verified(names, produced, [(count, 0) for count, _ in verified])
             self.free_drafts = {name: free for name, (_, free) in zip(names, verified, strict=True)}
         draft_rows = self._draft_rows
-        self._draft_rows = self._has_block(scheduled) * len(names) * (1 + self._width)
+        self._draft_rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
         if not self._is_anew:
             self.statistics.step_seconds += self._clock.skip(names)
             return
         step = StepRecord(
-            names, np.zeros(len(names), np.int64), scheduled.total_num_scheduled_tokens
+            names, np.zeros(len(names), np.int64), scheduler_output.total_num_scheduled_tokens
         )
         step.draft_rows = draft_rows
         if table is not None:
             step.produced = np.array(produced)
-            drafts = scheduled.scheduled_spec_decode_tokens
+            drafts = scheduler_output.scheduled_spec_decode_tokens
             given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
             outcomes = Outcomes.of(table, len(TREE_CUTS))
             # Placeholders take time as well.

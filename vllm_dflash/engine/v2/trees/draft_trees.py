@@ -96,11 +96,11 @@ class DraftTrees:
 
     # --- every step -------------------------------------------------------------------------
 
-    def begin_step(self, step: SchedulerOutput) -> None:
+    def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """Note the new requests of a step that is about to run."""
         self._newcomers = [
             (new.req_id, self.is_attached and may_branch(new.sampling_params))
-            for new in step.scheduled_new_reqs
+            for new in scheduler_output.scheduled_new_reqs
         ]
 
     def _prepare_attn(self, runner: GPUModelRunner, batch: InputBatch) -> Any:
