@@ -12,6 +12,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config, make_pair
 from vllm_dflash.checkpoint.spec import DrafterError
+from vllm_dflash.config.left_to_vllm import config_of_drafter
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -224,3 +225,11 @@ def test_a_proposer_class_is_not_ours(pair: Pair, monkeypatch: pytest.MonkeyPatc
     asked: dict[str, Any] = {"num_speculative_tokens": 3}
     found = as_without_us(monkeypatch, pair, Path("my_dflash.Proposer"), **asked)
     assert found["speculative"]["method"] == "custom_class"
+
+
+def test_a_drafter_that_is_redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM_MODEL_REDIRECT_PATH maps names to folders; vLLM applies it to drafters as well."""
+    folder = drafter(tmp_path / "here", architectures=["LagunaForCausalLM"])
+    redirect = {"some/drafter": str(folder)}.get
+    monkeypatch.setattr("vllm.transformers_utils.utils.maybe_model_redirect", redirect)
+    assert config_of_drafter({"model": "some/drafter"})["architectures"] == ["LagunaForCausalLM"]

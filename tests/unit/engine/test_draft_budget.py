@@ -112,6 +112,22 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     np.testing.assert_array_equal(scores, expected)
 
 
+def test_chances_of_a_step_are_pooled_once(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several steps may be planned anew before the next chances have arrived."""
+    budget, added = bare(), []
+    budget.costs = straight_costs()
+    while len(budget._sent) > 1:
+        budget._sent.pop()
+    monkeypatch.setattr(RecentChances, "add", lambda _, slots, chances: added.append(len(slots)))
+    for _ in range(3):
+        budget.begin_step(Directions(runs_block=False))
+        budget.get_num_tokens(ROWS, DRAFTS)
+    assert len(asked) == 3
+    assert len(added) == 1
+
+
 def test_no_more_than_there_is_room_for(asked: list[Any]) -> None:
     budget = bare()
     budget.costs, budget._max_total_logits = straight_costs(), 5 + 6

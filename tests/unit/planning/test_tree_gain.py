@@ -104,9 +104,11 @@ def test_the_size_that_brings_most_a_second_is_chosen(seed: int) -> None:
     gain._chains, gain._trees = random.uniform(0, 2000, (2, 3))
     count, promise = int(random.integers(1, 9)), float(random.uniform(0, 20))
     seconds, rate = random.uniform(0.01, 0.03, 3), float(random.uniform(0, 1500))
+    of_texts = float(random.uniform(0, 20))  # drafts that remain chains
     best, expected = rate, None
     for size in range(3):
         brings = (gain._trees[size] + 62.5) / (gain._chains[size] + 50.0) * promise
-        if (count + brings) / seconds[size] > best:
-            best, expected = (count + brings) / seconds[size], size
-    assert gain.best(count, promise, seconds, rate) == expected
+        tokens = count + brings + of_texts
+        if tokens / seconds[size] > best:
+            best, expected = tokens / seconds[size], size
+    assert gain.best(count, promise, seconds, rate, text_promise=of_texts) == expected
