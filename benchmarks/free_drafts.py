@@ -11,7 +11,6 @@ the same costs, which are learned all the time. Prompts are read before the cloc
 from __future__ import annotations
 
 import argparse
-import os
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from loads.answers import START, LoadsAnswers
+from loads.answers import START, LoadsAnswers, importing_benchmarks
 from loads.texts import TEXTS
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.bench_plan import CLOSED, in_order_of_round
@@ -31,8 +30,7 @@ from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
-HERE = Path(__file__).parent
-DEMO = HERE.parent / "models" / "demo"
+DEMO = Path(__file__).parents[1] / "models" / "demo"
 BOTH, BLOCKS, PLAIN = "both", "blocks alone", "plain"
 SIDES = (BOTH, BLOCKS, PLAIN)
 Rates = dict[tuple[str, int, str], list[float]]
@@ -90,7 +88,7 @@ def main() -> None:
     pair = widened_demo(DEMO, arguments.out)
     prompts = {name: make() for name, make in TEXTS.items()}
     prompts[CLOSED] = read_prompts(DEMO / "held_out.jsonl")
-    path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    path = importing_benchmarks()
     room = {"VLLM_CPU_KVCACHE_SPACE": "3"}  # GiB: prompts are kept
     common: dict[str, Any] = {"model": pair.target, "max_model_len": 1024, "max_num_seqs": 64}
     common["enable_prefix_caching"] = True

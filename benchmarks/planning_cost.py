@@ -10,7 +10,6 @@ with a planner that plans every step but never drafts.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections import defaultdict
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.progress import track
 
+from loads.answers import importing_benchmarks
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.console import print_report
@@ -28,8 +28,7 @@ from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
-HERE = Path(__file__).parent
-DEMO = HERE.parent / "models" / "demo"
+DEMO = Path(__file__).parents[1] / "models" / "demo"
 SIDES = ("plain", "ours", "never")
 
 
@@ -76,7 +75,7 @@ def main() -> None:
         "max_num_seqs": 64,
         "enable_prefix_caching": False,
     }
-    path = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    path = importing_benchmarks()
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     shares: dict[tuple[str, int], list[float]] = defaultdict(list)
     with ExitStack() as stack:

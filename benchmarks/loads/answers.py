@@ -10,7 +10,7 @@ from loads.measures import WaitingEngine, measure_arrivals, measure_decoding, me
 from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "loads.answers:LoadsAnswers.start"
-"""What an `EngineProcess` starts for these answers, with the variables of `importing_loads`."""
+"""What an `EngineProcess` starts for these answers. It needs `importing_benchmarks`."""
 
 
 class LoadsAnswers(EngineAnswers, WaitingEngine):
@@ -35,7 +35,7 @@ class LoadsAnswers(EngineAnswers, WaitingEngine):
         return result | {"spent": {name: after[name] - before[name] for name in after}}
 
 
-def importing_loads() -> dict[str, str]:
-    """Return the environment of a process that must find this package, too."""
+def importing_benchmarks() -> dict[str, str]:
+    """Return the environment of a process that must find the modules of benchmarks/, too."""
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

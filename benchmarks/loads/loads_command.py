@@ -12,7 +12,6 @@ Has all options of `vllm-dflash bench`, and writes the same files.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from loads.loads_setup import LoadsSetup
@@ -27,8 +26,7 @@ from vllm_dflash.tools.bench.bench_arguments import (
 )
 from vllm_dflash.tools.bench.bench_command import run_and_report
 from vllm_dflash.tools.bench.bench_datasets import add_dataset
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, terminable
-from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.cli import run_command
 from vllm_dflash.tools.progress import progress_on
 
 OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
@@ -39,14 +37,7 @@ CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print tables. Returns the exit code."""
     parsed = make_parser().parse_args(arguments)
-    try:
-        with terminable():
-            return run_loads(parsed)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except (OSError, ValueError, EngineDied) as error:
-        print(f"loads: {error}", file=sys.stderr)
-        return COULD_NOT_RUN
+    return run_command("loads", lambda: run_loads(parsed))
 
 
 def run_loads(parsed: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.platforms import current_platform
 
-from loads.answers import START, importing_loads
+from loads.answers import START, importing_benchmarks
 from loads.comparison import LoadsComparison
 from loads.report import LoadsRecord
 from loads.step_times import TIMED
@@ -94,7 +94,7 @@ class LoadsSetup(BenchSetup):
 
     def process_arguments(self) -> dict[str, Any]:
         """Return arguments of every engine's process."""
-        return {"start": START, "environment": importing_loads()}
+        return {"start": START, "environment": importing_benchmarks()}
 
 
 def with_random_drafter(pair: Pair, out: Path) -> Pair:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from loads.answers import START, LoadsAnswers, importing_loads
+from loads.answers import START, LoadsAnswers, importing_benchmarks
 from loads.step_times import KINDS, TIMED
 from support import DEMO
 from support.engines import FIXED
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadsAnswers]:
     log = Path(tmp_path_factory.mktemp("plain")) / "log"
-    environment = side_environment(NO_PLUGIN) | importing_loads()
+    environment = side_environment(NO_PLUGIN) | importing_benchmarks()
     with EngineProcess(log, start=START, environment=environment, **ARGUMENTS) as process:
         yield cast("LoadsAnswers", process.answers)
 
@@ -98,7 +98,7 @@ def test_the_time_of_drafts(tmp_path: Path, plugins: str) -> None:
     if plugins == NO_PLUGIN:
         del config["draft_length"]
     arguments = {**ARGUMENTS, "speculative_config": config, "worker_extension_cls": TIMED}
-    environment = side_environment(plugins) | importing_loads()
+    environment = side_environment(plugins) | importing_benchmarks()
     environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = tmp_path / "log"
     with EngineProcess(log, start=START, environment=environment, **arguments) as process:

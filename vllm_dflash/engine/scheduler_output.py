@@ -18,6 +18,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm_dflash.config.mode import Mode
 
 
+def never_drafts(scheduler_output: SchedulerOutput) -> bool:
+    """Whether vLLM (0.33 and later) drafts nothing after this step, since its requests are all in
+    their prompts or at their ends."""
+    return getattr(scheduler_output, "skip_drafts", False)
+
+
 def newly_admitted(scheduler_output: SchedulerOutput) -> set[str]:
     """Requests without drafts of their own in this step: any they have are placeholders."""
     admitted = {request.req_id for request in scheduler_output.scheduled_new_reqs}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     WeightsMapper,
@@ -100,9 +101,8 @@ class DFlashDraftModel(nn.Module):
         """Where the files are, except weights; for object storage, the folder that vLLM keeps."""
         index = get_hf_file_bytes(INDEX, *self._files)
         self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
-        own = getattr(vllm_config.speculative_config, "draft_load_config", None)
-        loading = own or vllm_config.load_config
-        if loading.load_format == "dummy":  # vLLM does not call `load_weights`
+        # vLLM does not call `load_weights` for made-up weights.
+        if get_draft_load_config(vllm_config).load_format == "dummy":
             for parameter in self.parameters():
                 parameter.data.zero_()  # keeps fused weights finite
             self.vocabulary = DraftVocabulary(self.spec, (), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
+from collections.abc import Callable
 
 from vllm_dflash import __version__
 from vllm_dflash.tools.bench.bench_command import add_bench
@@ -26,18 +27,23 @@ def main(arguments: list[str] | None = None) -> int:
     for add_command in (add_demo, add_inspect, add_verify, add_parity, add_bench):
         add_command(commands)
     parsed = parser.parse_args(arguments)
+    return run_command(f"vllm-dflash {parsed.command}", lambda: parsed.run(parsed))
+
+
+def run_command(name: str, run: Callable[[], int]) -> int:
+    """Run a command, and print to standard error why it failed. Returns the exit code."""
     try:
         with terminable():
-            return parsed.run(parsed)
+            return run()
     except KeyboardInterrupt:
-        complain(parsed.command, "interrupted")
+        complain(name, "interrupted")
         return INTERRUPTED
     except (OSError, ValueError, EngineDied) as error:
-        complain(parsed.command, error)
+        complain(name, error)
         return COULD_NOT_RUN
     except Exception as error:  # a bug; Python's own exit code, 1, would read as a verdict
         traceback.print_exc()
-        complain(parsed.command, error)
+        complain(name, error)
         return COULD_NOT_RUN
 
 

@@ -42,7 +42,7 @@ def print_report(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
 
 def complain(command: str, message: object) -> None:
     """Print to standard error why a command failed."""
-    print(f"vllm-dflash {command}: {message}", file=sys.stderr)
+    print(f"{command}: {message}", file=sys.stderr)
 
 
 @contextmanager

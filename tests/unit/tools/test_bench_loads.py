@@ -100,13 +100,7 @@ class EndsEarly(FakeEngine):
     """Answers have three tokens."""
 
     def add(
-        self,
-        request_id: str,
-        prompt: str | Sequence[int],
-        max_tokens: int,
-        *,
-        whole: bool = False,
-        **sampling: Any,
+        self, request_id: str, prompt: str | Sequence[int], max_tokens: int, **sampling: Any
     ) -> None:
         assert sampling == {"temperature": 0.5}
         super().add(request_id, prompt, min(max_tokens, 3), ignore_eos=True)

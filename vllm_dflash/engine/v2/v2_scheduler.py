@@ -24,7 +24,7 @@ from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
-from vllm_dflash.engine.scheduler_output import room_for_blocks
+from vllm_dflash.engine.scheduler_output import never_drafts, room_for_blocks
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
@@ -105,7 +105,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             DIRECTIONS.attach(scheduler_output, directions)
             seconds = time.perf_counter() - started
             self.statistics.planning_seconds += seconds
-            if not getattr(scheduler_output, "skip_drafts", False):
+            if not never_drafts(scheduler_output):
                 self._planning_seconds = seconds
             length = scheduler_output.num_spec_tokens_to_schedule
             lengths = [
@@ -118,9 +118,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             self._cut_to_places()
 
     def _plan(self, scheduler_output: SchedulerOutput, names: list[str]) -> Directions:
-        # vLLM 0.33 never drafts after a step whose requests are all in their prompts or at their
-        # ends. So charge nothing for it, and spend no probe on it.
-        if getattr(scheduler_output, "skip_drafts", False):
+        if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
             self._is_anew = self._cadence.is_due(len(names))
             scheduler_output.num_spec_tokens_to_schedule = 0
             return Directions(runs_block=False, could_draft=False, learned=self._news())

@@ -115,7 +115,9 @@ def run_demo(parsed: argparse.Namespace) -> int:
     found = demonstrate(engine, sides, prompts, parsed.tokens, progress, show, questions)
     show_speeds(found, console)
     if found.dtype == "float32" and not found.all_identical:
-        complain("demo", "float32 texts differ. This should never happen: please report it.")
+        complain(
+            "vllm-dflash demo", "float32 texts differ. This should never happen: please report it."
+        )
         return DIFFERENT
     return 0
 
