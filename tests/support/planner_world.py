@@ -74,6 +74,8 @@ class World:
     """How often a request's text predicts its next tokens."""
     predicted_truth: float = 0.0
     """Probability that each of those is right if those before it are."""
+    hidden_ms: float = 0.0
+    """Time of a step that verifies drafts which the profile does not see."""
     seed: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -116,7 +118,7 @@ class World:
                 matches = self._texts.integers(2, 8, num)
                 step.predicted = Predicted(free, matches, known, np.minimum(came_true, known))
             verify = float(self._costs.verify.at(step.rows))
-            verify += PER_REQUEST_MS / 1000 * num
+            verify += PER_REQUEST_MS / 1000 * num + bool(lengths.any()) * self.hidden_ms / 1000
             step.target_seconds = verify * (1 + self.noise * self._rng.normal())
             waiting += 1 + accepted
             step.limits, step.waiting = np.full(num, MAX_DRAFT), waiting
@@ -141,9 +143,11 @@ class World:
                 step.context_rows = int(waiting[plan.drafted].sum())
                 waiting[plan.drafted] = 0
                 step.context_seconds = float(self._costs.context.at(step.context_rows))
-            self.policy.observe(step)
             self.tokens += num + int(accepted.sum())
             self.seconds += step.target_seconds + step.draft_seconds + step.context_seconds
+            if not self.steps:
+                step.target_seconds = 0.0  # prompts took part, so it is not known
+            self.policy.observe(step)
             self.steps += 1
 
     @property

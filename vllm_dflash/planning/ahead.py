@@ -54,7 +54,8 @@ class PlanAhead:
     min_verified: int = 0
     """Drafts to verify, however little they seem worth."""
     is_probe: bool = False
-    """Whether this is a probe, to see whether drafting pays by now."""
+    """Whether this is a probe: of drafting where it does not seem to pay, of plain decoding where
+    it does."""
     rate: float = 0.0
     """Expected rate (`objective.rate_of`)."""
     promise: float = 0.0
@@ -147,6 +148,8 @@ class AheadPlanner(LearningPlanner):
             )
         chosen = best if best.rate > MARGIN * plain else nothing
         self.speedup = chosen.rate / plain
+        if chosen is not nothing and self._is_plain_due(count, self.speedup, steps):
+            return replace(nothing, is_probe=True)
         if chosen.runs_block:
             self.probes.restart()
             self._probe_charge = 0.0

@@ -163,8 +163,9 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     drafting = block_seconds(costs, work.draft_rows, work.block_context)
     storing = seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0
     plain = target_seconds(costs, count, float(count), context, 0.0)
-    bound = LARGEST_SURPRISE * expected
-    surprise = min(max(work.target_seconds - expected, -bound), bound)
+    # Much makes a step slow, but nothing makes it far faster than it can be: only too high a
+    # measurement is limited.
+    surprise = min(work.target_seconds - expected, LARGEST_SURPRISE * expected)
     # The longer the contexts are, the more of the surprise is attributed to attention.
     far = (context / (count * FAR_CONTEXT)) ** 2
     draft_far = (reading / (count * FAR_CONTEXT)) ** 2
@@ -173,23 +174,25 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     attention[0] = max(attention[0] + change * far / max(context, 1.0), 0.0)
     attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
-    # Until undrafted steps were seen, the surprise is attributed to the plain level.
-    is_plain_known = costs.plain_level.seen[round(np.log2(count))] > 0
-    if work.rows > count and is_plain_known:
+    # Until steps without drafts were seen, those with drafts are the best guess at their level.
+    if work.rows > count and costs.plain_level.seen.any():
         correct_level(costs.verify_level, count, surprise, work.num_steps)
     else:
         correct_level(costs.plain_level, count, surprise, work.num_steps)
+        if work.rows > count:
+            costs.plain_level.seen[:] = 0.0  # the first step without drafts counts in full
     forward = seconds_at(costs.verify, work.rows)
     rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as much as `num_steps` corrections
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
     if work.draft_rows:
         curve = seconds_at(costs.draft, work.draft_rows)
         bound = LARGEST_SURPRISE * drafting
-        surprise = min(max(work.draft_seconds - drafting, -bound), bound)
+        surprise = min(work.draft_seconds - drafting, bound)
+        draft_rate = LEVEL_RATE if surprise > -bound else 1.0
         far = (work.block_context / (max(work.num_blocks, 1) * FAR_CONTEXT)) ** 2
         change = ATTENTION_RATE * surprise * far / (1.0 + far)
         attention[2] = max(attention[2] + change / max(work.block_context, 1.0), 0.0)
-        correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), LEVEL_RATE)
+        correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), draft_rate)
     if work.context_rows:
         correct_curve(costs.context, work.context_rows, work.context_seconds, LEVEL_RATE)
     return StepEstimate(expected, drafting, storing, plain)

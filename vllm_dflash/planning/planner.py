@@ -27,7 +27,7 @@ from vllm_dflash.planning.chances import (
     learn,
     learn_blocks,
 )
-from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.costs import StepCosts, num_octaves
 from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.objective import price_of, worth_of
@@ -51,6 +51,11 @@ PROBE_LENGTH = 3
 FIRST_SHARE, LEAST_SHARE = 0.015, 0.002
 CLOSE_SHARE = 0.005
 """Share of probes where drafting nearly pays: there is more to find out, and less to lose."""
+FIRST_PLAIN_SHARE, PLAIN_SHARE = 0.1, 0.003
+"""Share of the time that steps without drafts may cost where drafting pays: at first, and in the
+long run."""
+LEAST_LOST = 0.15
+"""Loss by such a step, at least, in steps without drafts: the expected loss may be wrong."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning should cost next to nothing where it
 decides against drafting. What texts predict is looked at in between, too."""
@@ -109,6 +114,10 @@ class LearningPlanner:
         self.text_chances = Chances.of(most_free, num_rows)
         self.forecast = Forecast(max_draft, num_rows, fair=fair)
         self.probes = ProbeSchedule()
+        self._plain_checks = [
+            ProbeSchedule(PLAIN_SHARE, FIRST_PLAIN_SHARE) for _ in range(num_octaves(max_requests))
+        ]
+        """By number of requests, in octaves."""
         self._requests = RequestRows(num_rows)
         self._probe_charge = 0.0
         """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
@@ -124,6 +133,15 @@ class LearningPlanner:
         self.forecast.forget(rows)
         self.block_chances.forget(rows)
         self.text_chances.forget(rows)
+
+    def _is_plain_due(self, num_requests: int, speedup: float, steps: int = 1) -> bool:
+        """Return whether to verify nothing in the next step, although drafts seem to pay.
+
+        Steps with drafts do not show what steps take without them. If the planner overestimates
+        that, it drafts at a loss, and without this it would never find out.
+        """
+        checks = self._plain_checks[round(np.log2(num_requests))]
+        return checks.is_due(steps, max(speedup - 1.0, LEAST_LOST), is_close=False)
 
     def estimates(self) -> Estimates:
         """Return what was learned, for another run to recall."""
@@ -184,7 +202,11 @@ class Planner(LearningPlanner):
         uses_text, speedup = rate > plain_rate, rate / plain_rate
         price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
         resting = Plan.without_block(step.num_requests, price, speedup=speedup, uses_text=uses_text)
-        return resting if rests else self._weigh(step, resting, best)
+        chosen = resting if rests else self._weigh(step, resting, best)
+        uses_drafts = chosen.uses_text or (chosen.width > 0 and not chosen.is_probe)
+        if uses_drafts and self._is_plain_due(step.num_requests, chosen.speedup):
+            return Plan.without_block(step.num_requests, price, speedup=chosen.speedup)
+        return chosen
 
     def _expect_texts(self, rows: Ints, step: StepRecord) -> Floats:
         """Return the worth of what texts predict, [R, F]; [0, F] if they predict nothing."""

@@ -158,28 +158,22 @@ def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
 
 def test_a_drafted_step_teaches_the_verify_level_once_undrafted_ones_were_seen() -> None:
     costs, curve = straight_costs(), verify_curve()
-    costs.observe(timed(4, 10, 22.0))
-    assert (Level(costs).at(4), Level(costs, "verify_level").at(4)) == (pytest.approx(0.002), 0.0)
-    correct(curve, 10, 0.022, 0.05)
-    # What the curve and the level estimate by now, plus 1 ms.
-    expected = float(curve.at(10)) + 0.002
-    costs.observe(timed(4, 10, 1000 * expected + 1.0))
+    Level(costs).correct(1, 0.002, 1)
+    correct(curve, 10, 0.023, 0.05)
+    costs.observe(timed(4, 10, 25.0))  # 10 + 10 + 2 ms were expected
     assert Level(costs).at(4) == pytest.approx(0.002)
-    assert Level(costs, "verify_level").at(4) == pytest.approx(0.001)
-    correct(curve, 10, float(curve.at(10)) + 0.001, 0.05)
+    assert Level(costs, "verify_level").at(4) == pytest.approx(0.003)
     assert costs.verify.seconds == pytest.approx(curve.seconds)
 
 
-def test_undrafted_steps_are_known_of_about_as_many_requests_as_were_seen() -> None:
-    """Until then, the extra time of drafted steps is attributed to all steps."""
-    known = []
-    for count in (1, 2, 3, 4, 5, 6, 8, 16):
-        costs = straight_costs()
-        Level(costs).correct(4, 0.0, 1)
-        costs.observe(timed(count, 2 * count, 10 + 2 * count + 1.0))
-        if Level(costs, "verify_level").at(count):
-            known.append(count)
-    assert known == [3, 4, 5]
+def test_until_undrafted_steps_were_seen_drafted_ones_are_a_guess_at_their_level() -> None:
+    """The first undrafted step replaces it, as drafts may take more than was profiled."""
+    costs = straight_costs()
+    costs.observe(timed(4, 10, 22.0))
+    assert (Level(costs).at(4), Level(costs, "verify_level").at(4)) == (pytest.approx(0.002), 0.0)
+    expected = float(costs.verify.at(4))
+    costs.observe(timed(4, 4, 1000 * expected + 0.5))
+    assert Level(costs).at(4) == pytest.approx(0.0005)
 
 
 def test_several_steps_in_one_record_count_as_several() -> None:
@@ -190,8 +184,11 @@ def test_several_steps_in_one_record_count_as_several() -> None:
     assert Level(costs).at(4) == pytest.approx(0.0015)
 
 
-@pytest.mark.parametrize(("ms", "level"), [(1000.0, 4.2), (0.0, -4.2)])
-def test_no_step_surprises_by_more_than_three_tenths(ms: float, level: float) -> None:
+@pytest.mark.parametrize(("ms", "level"), [(1000.0, 4.2), (4.0, -10.0)])
+def test_no_step_is_longer_by_more_than_three_tenths_but_shorter_by_any(
+    ms: float, level: float
+) -> None:
+    """Interruptions make steps slow; nothing makes them far faster than they can be."""
     costs = straight_costs()
     costs.observe(timed(4, 4, ms))
     assert Level(costs).at(4) * 1000 == pytest.approx(level)

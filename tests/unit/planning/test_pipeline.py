@@ -113,7 +113,7 @@ def test_a_drafter_that_becomes_good_is_found_out_soon(
     pipeline.run(steps=300)
     assert blocks_of(pipeline, 20) > 0.9
     pipeline.device.drafts = useless
-    pipeline.run(steps=150)
+    pipeline.run(steps=200)
     assert blocks_of(pipeline, 20) < 0.3
 
 
