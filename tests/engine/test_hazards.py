@@ -48,7 +48,9 @@ FREE = "free drafts"
 """Drafts come from blocks or texts, as the device decides; those of texts are preferred."""
 TREES, NODES = "trees", 15
 """Drafts are trees, scheduled asynchronously: each step accepts what a reference's tree does."""
-MORE = [FREE, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else []
+WINDOW, DRAFT_WINDOW = "window", 40
+"""The drafter attends to the last 40 tokens; V2 frees the blocks behind them."""
+MORE = [FREE, WINDOW, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else [WINDOW]
 
 
 class AnySteps(list[int]):
@@ -77,7 +79,10 @@ def way(request: pytest.FixtureRequest) -> str:
 def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
     """A function that returns a prompt's continuation and the number of tokens of each step."""
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
+    spec = read_drafter(str(DRAFTER))
+    if way == WINDOW:
+        spec = spec.model_copy(update={"draft_window": DRAFT_WINDOW})
+    drafter = ReferenceDrafter.load(spec, DRAFTER).float()
     known: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
 
     def look_up(prompt: list[int], new_tokens: int = NEW_TOKENS) -> tuple[list[int], list[int]]:
@@ -107,7 +112,10 @@ def shared(way: str) -> Iterator[LLM]:
             fix_costs(patch)
         if way == TREES:
             speculative["draft_tree"] = NODES
-        scheduling = "asynchronous" if way in (FREE, TREES) else way
+        if way == WINDOW:
+            speculative["draft_window"] = DRAFT_WINDOW
+            settings["num_gpu_blocks_override"] = 48
+        scheduling = way if way in SCHEDULING else SCHEDULING[-1]
         attention = triton_attention() if way == TREES else nullcontext()
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:
             if way == FREE:

@@ -22,16 +22,18 @@ from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
-    """vLLM's attention, with a cache that keeps the whole context even for sliding-window layers.
+    """vLLM's attention, whose cache keeps the whole context of sliding-window layers on V1.
 
-    A sliding-window cache group would replace old blocks by the null block and need its own block
-    table. The kernel applies the window anyway. A drafter has few layers, so one cache group for
-    all of them costs little and lets full and sliding layers mix.
+    V1's runner gives a drafter a single cache group, so layers with and without a window share
+    block tables; the kernel applies the window. On V2, vLLM frees the blocks behind the window.
     """
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
-        spec = super().get_kv_cache_spec(vllm_config)
-        if not isinstance(spec, SlidingWindowSpec):
+        spec, parallel = super().get_kv_cache_spec(vllm_config), vllm_config.parallel_config
+        # vLLM frees no windows that are split over ranks.
+        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        frees = Mode.of(vllm_config).runner == "v2" and ranks == 1
+        if frees or not isinstance(spec, SlidingWindowSpec):
             return spec
         return FullAttentionSpec(
             block_size=vllm_config.cache_config.block_size,

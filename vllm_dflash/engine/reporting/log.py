@@ -56,9 +56,8 @@ def log_free_drafts(mode: Mode) -> None:
     """Log that free drafts are on."""
     is_short = mode.runner == "v1" and mode.most_free < MOST_FREE_DRAFTS
     logger().info(
-        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s%s",
+        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
         mode.most_free,
-        ", and of others' recent answers" if mode.shares_outputs else "",
         f". Up to {MOST_FREE_DRAFTS} without num_speculative_tokens, LoRA, linear attention, a"
         " scheduler of your own, or a small max_num_batched_tokens"
         if is_short
