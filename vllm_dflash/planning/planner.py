@@ -225,10 +225,10 @@ class Planner(LearningPlanner):
         price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
         resting = Plan.without_block(step.num_requests, price, speedup=speedup, uses_text=uses_text)
         chosen = resting if rests else self._weigh(step, resting, best)
-        uses_drafts = not chosen.is_probe and (chosen.uses_text or chosen.width > 0)
-        if uses_drafts and step.decoding.all():  # otherwise prompts may share the next step
-            if self.plain_checks.are_due(step.num_requests, chosen.speedup):
-                return Plan.without_block(step.num_requests, price, speedup=chosen.speedup)
+        can_check = not chosen.is_probe and (chosen.uses_text or chosen.width > 0)
+        can_check &= bool(step.decoding.all())  # otherwise prompts may share the next step
+        if can_check and self.plain_checks.are_due(step.num_requests, chosen.speedup):
+            return Plan.without_block(step.num_requests, price, speedup=chosen.speedup)
         return chosen
 
     def _expect_texts(self, rows: Ints, step: StepRecord) -> Floats:
