@@ -128,7 +128,7 @@ def runner_here() -> Runner:
     from vllm.triton_utils import HAS_TRITON
 
     asked = envs.VLLM_USE_V2_MODEL_RUNNER
-    return "v2" if (HAS_TRITON if asked is None else asked) else "v1"  # few CPUs have Triton
+    return "v2" if (HAS_TRITON if asked is None else asked) else "v1"
 
 
 def worker_here() -> str:
