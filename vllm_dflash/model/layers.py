@@ -22,17 +22,20 @@ from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
-    """vLLM's attention, whose cache keeps the whole context of sliding-window layers on V1.
+    """vLLM's attention. Its cache keeps the whole context, unless all of the drafter's layers have
+    windows and run on V2: then vLLM frees the blocks behind them.
 
-    V1's runner gives a drafter a single cache group, so layers with and without a window share
-    block tables; the kernel applies the window. On V2, vLLM frees the blocks behind the window.
+    V1's runner gives a drafter a single cache group. On V2 vLLM makes groups of layers, all of the
+    same size: a few drafter layers of two kinds would split a target's layers into dozens of groups
+    (`benchmarks/window_memory.py`).
     """
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
         spec, parallel = super().get_kv_cache_spec(vllm_config), vllm_config.parallel_config
         # vLLM frees no windows that are split over ranks.
         ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-        frees = Mode.of(vllm_config).runner == "v2" and ranks == 1
+        mode = Mode.of(vllm_config)
+        frees = mode.runner == "v2" and ranks == 1 and mode.drafter.has_windows_only
         if frees or not isinstance(spec, SlidingWindowSpec):
             return spec
         return FullAttentionSpec(

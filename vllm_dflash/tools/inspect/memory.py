@@ -236,8 +236,7 @@ def _judge(
     sliding = cache.sliding_target_layers
     if not current_platform.is_cpu():
         assert found.drafter is not None
-        windows = map(found.drafter.window_of, range(found.drafter.num_layers))
-        own = sum(window is not None and window < max_model_len for window in windows)
+        own = found.drafter.num_layers * found.drafter.has_windows_only
         if sliding + own:
             found.not_checked.append(
                 f"what windows save: {sliding} of the target's layers and {own} of the drafter's"
