@@ -49,7 +49,7 @@ FREE = "free drafts"
 TREES, NODES = "trees", 15
 """Drafts are trees, scheduled asynchronously: each step accepts what a reference's tree does."""
 WINDOW, DRAFT_WINDOW = "window", 40
-"""The drafter attends to the last 40 tokens; V2 frees the blocks behind them."""
+"""The drafter attends to the last 40 tokens."""
 MORE = [FREE, WINDOW, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else [WINDOW]
 
 
@@ -114,7 +114,6 @@ def shared(way: str) -> Iterator[LLM]:
             speculative["draft_tree"] = NODES
         if way == WINDOW:
             speculative["draft_window"] = DRAFT_WINDOW
-            settings["num_gpu_blocks_override"] = 48
         scheduling = way if way in SCHEDULING else SCHEDULING[-1]
         attention = triton_attention() if way == TREES else nullcontext()
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:

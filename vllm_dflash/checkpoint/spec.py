@@ -207,11 +207,6 @@ class DrafterSpec(DrafterShape):
         limits = self.windows[number], self.draft_window
         return min((limit for limit in limits if limit is not None), default=None)
 
-    @property
-    def has_windows_only(self) -> bool:
-        """Whether every layer has a window."""
-        return None not in map(self.window_of, range(self.num_layers))
-
     def leaves_out(self, tensor: str) -> bool:
         """Whether the checkpoint's tensor of this name is not loaded.
 

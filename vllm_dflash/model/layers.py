@@ -22,21 +22,16 @@ from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
-    """vLLM's attention. Its cache keeps the whole context, unless all of the drafter's layers have
-    windows and run on V2: then vLLM frees the blocks behind them.
+    """vLLM's attention, with a cache that keeps the whole context even for sliding-window layers.
 
-    V1's runner gives a drafter a single cache group. On V2 vLLM makes groups of layers, all of the
-    same size: a few drafter layers of two kinds would split a target's layers into dozens of groups
-    (`benchmarks/window_memory.py`).
+    A sliding-window cache group would replace old blocks by the null block and need its own block
+    table. The kernel applies the window anyway. A drafter has few layers, so one cache group for
+    all of them costs little and lets full and sliding layers mix.
     """
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
-        spec, parallel = super().get_kv_cache_spec(vllm_config), vllm_config.parallel_config
-        # vLLM frees no windows that are split over ranks.
-        ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-        mode = Mode.of(vllm_config)
-        frees = mode.runner == "v2" and ranks == 1 and mode.drafter.has_windows_only
-        if frees or not isinstance(spec, SlidingWindowSpec):
+        spec = super().get_kv_cache_spec(vllm_config)
+        if not isinstance(spec, SlidingWindowSpec):
             return spec
         return FullAttentionSpec(
             block_size=vllm_config.cache_config.block_size,

@@ -141,7 +141,7 @@ def _cache_facts(
     written = config.cache_config.cache_dtype
     vectors, sliding = _target_cache(config, tp_size)
     target_bytes = _num_bytes(vectors, written, config.model_config)
-    # Counted as if layers with windows kept the whole context; with V2, they do not.
+    # Windows do not matter: our sliding layers keep the whole context.
     heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
     own = [spec.head_dim] * (2 * heads * spec.num_layers)
     own_bytes = _num_bytes(own, draft_cache or written, config.model_config)
@@ -233,18 +233,14 @@ def _judge(
         found.warnings.append(
             f"{ENVIRONMENT} is set, and on CPUs it overrides --kv-cache-memory-bytes: unset it"
         )
-    sliding = cache.sliding_target_layers
-    if not current_platform.is_cpu():
-        assert found.drafter is not None
-        own = found.drafter.num_layers * found.drafter.has_windows_only
-        if sliding + own:
+    if sliding := cache.sliding_target_layers:
+        if not current_platform.is_cpu():  # the target caches only windows, so less may be enough
             found.not_checked.append(
-                f"what windows save: {sliding} of the target's layers and {own} of the drafter's"
-                " have one, but the KV cache is counted as if they kept the whole context, so less"
-                " may be enough for a request of max_model_len"
+                f"what windows save: {sliding} of the target's layers have one, but the KV cache is"
+                " counted as if they kept the whole context, so less may be enough for a request of"
+                " max_model_len"
             )
             return
-    elif sliding:
         found.warnings.append(
             f"{sliding} of the target's layers have a sliding window. Without DFlash, vLLM keeps"
             " only their windows; with DFlash on this platform, they keep the whole context like"
