@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 
+from reference.reference_drafter import ReferenceDrafter
 from support.context_rows import ContextRows
 from support.device_decisions import directed, prefer
 from support.drafter_watch import watch_drafts
@@ -39,7 +40,6 @@ from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
