@@ -1,6 +1,6 @@
 """Hazards of speculative decoding by name, in one engine on either model runner.
 
-`reference.py` says what should be written and how much each step accepts.
+The reference says what should be written and how much each step accepts.
 """
 
 from __future__ import annotations

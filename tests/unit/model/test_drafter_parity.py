@@ -1,4 +1,4 @@
-"""The vLLM drafter against `reference.py`, in float32, on a poisoned paged cache."""
+"""The vLLM drafter against the reference, in float32, on a poisoned paged cache."""
 
 from pathlib import Path
 from typing import Any
