@@ -167,9 +167,9 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
 
 
 def test_plans_are_for_the_users_objective(pair: Pair) -> None:
-    assert not DrafterHarness(pair).proposer.start_planning(profiled_costs()).fair
-    harness = DrafterHarness(pair, objective="fair", draft_window=9)
-    assert harness.proposer.start_planning(profiled_costs()).fair
+    assert DrafterHarness(pair).proposer.start_planning(profiled_costs()).fair
+    harness = DrafterHarness(pair, objective="throughput", draft_window=9)
+    assert not harness.proposer.start_planning(profiled_costs()).fair
     assert {one.window for one in harness.proposer.model.block.attentions()} == {9}
 
 

@@ -103,7 +103,6 @@ def test_one_request_with_drafts_is_enough_to_send_them(
 
 
 def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step removes its text."""
     worker: Any = object.__new__(DraftingWorker)
     told: list[Any] = []
     worker.drafter = object.__new__(PlannedProposer)
@@ -116,7 +115,7 @@ def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.Monke
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"c"}),
     )
     worker.execute_model(scheduled)
-    assert told == [({"b", "c"}, {"a"}, "texts"), "runs"]
+    assert told == [({"b", "c"}, {"a"}), "runs"]
 
 
 def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

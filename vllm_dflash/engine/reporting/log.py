@@ -41,7 +41,7 @@ def log_active(mode: Mode) -> None:
         " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
         __version__,
         drafter.model,
-        f"{mode.draft_length}, fair" if mode.is_fair else mode.draft_length,
+        mode.draft_length + ", throughput" * (mode.is_planned and not mode.is_fair),
         "up to " if mode.is_planned else "",
         width,
         f"; with {longer} {most}, vLLM's num_spec_tokens" if most > width else "",
