@@ -1,7 +1,6 @@
 """Other requests' answers, against a plain search."""
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -109,12 +108,6 @@ def test_what_one_was_answered_another_may_be_as_well() -> None:
     assert found == [[], [], [], *expected, []]
 
 
-def test_nobody_is_told_before_the_other_has_ended() -> None:
-    engine = Shared()
-    engine.answer("a", [1, 2, 3], OUTPUT)
-    assert not any(engine.answer("b", [7, 8], OUTPUT))
-
-
 def test_prompts_are_not_shared() -> None:
     engine = Shared()
     engine.answer("a", OUTPUT, [1, 2, 3, 4])
@@ -160,14 +153,6 @@ def test_the_own_text_goes_on_where_the_others_answer_ends() -> None:
     engine.answer("a", [1, 2, 3], [11, 12, 13, 14, 15, 16])
     engine.end("a")
     assert engine.answer("b", own, [12, 13, 14, 15])[-1] == [99, 98, 97, 96, 95, 94]
-
-
-@pytest.mark.parametrize("ended", [(), ("somebody",)])
-def test_others_that_ended_are_not_taken_for_it(ended: tuple[str, ...]) -> None:
-    engine = Shared()
-    engine.answer("a", [1, 2, 3], OUTPUT)
-    engine.end(*ended)
-    assert not any(engine.answer("b", [7, 8], OUTPUT))
 
 
 def test_of_a_batch_those_who_have_ended_are_remembered() -> None:
