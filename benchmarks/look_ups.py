@@ -16,7 +16,7 @@ import numpy as np
 import vllm
 from transformers import AutoTokenizer
 
-from vllm_dflash.planning.texts import BUCKETS, CAPACITY, NgramIndex, append_tokens
+from vllm_dflash.planning.texts import BUCKETS, NgramIndex, append_tokens
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
@@ -35,24 +35,10 @@ def read_text(tokens: int) -> list[int]:
     return text[:tokens]
 
 
-def fill(matches: NgramIndex, text: list[int], length: int) -> None:
-    """Add outputs of `length` tokens until no more are remembered."""
-    for number in range(CAPACITY // length):
-        start = number * length % (len(text) - length + 1)
-        texts, names = np.array([text[start : start + length]], np.int32), [f"ended {number}"]
-        last = np.array([length - 1])
-        matches.look_up(names, texts, last, last, last, MOST)
-        matches.end(names, texts)
-
-
-def measure(
-    text: list[int], context: int, num_requests: int, *, shared: bool
-) -> tuple[float, float, float]:
+def measure(text: list[int], context: int, num_requests: int) -> tuple[float, float, float]:
     """Return microseconds of a look-up: the mean, the 99th percentile, and the first."""
     tokens = context + STEPS + MOST
-    matches = NgramIndex(num_requests, tokens, MOST, shares_outputs=shared)
-    if shared:
-        fill(matches, text, min(context, 1024))
+    matches = NgramIndex(num_requests, tokens, MOST)
     texts = np.zeros((num_requests, tokens), np.int32)
     texts[:, :context] = text[:context]
     ids = [str(number) for number in range(num_requests)]
@@ -73,15 +59,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 4096, 32768, 131072])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--shared", action="store_true", help="in others' outputs, too")
     arguments = parser.parse_args()
     text = read_text(max(arguments.contexts) + STEPS)
-    measure(text, 1024, 1, shared=True)  # compiles
+    measure(text, 1024, 1)  # compiles
     rows = []
     for context in arguments.contexts:
         kilobytes = 4 * (BUCKETS + context) / 1024
         for count in arguments.requests:
-            found = measure(text, context, count, shared=arguments.shared)
+            found = measure(text, context, count)
             times = (f"{one:.1f}" for one in found)
             rows.append([str(context), str(count), *times, f"{kilobytes:.0f}"])
     columns = ["tokens of context", "requests", "mean us", "99th percentile us", "first us", "kB"]

@@ -22,8 +22,8 @@ import torch
 from rich.progress import track
 from transformers import AutoTokenizer
 
+from parity.oracle import Oracle
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.tools.parity.oracle import Oracle
 from vllm_dflash.tools.prompts import read_prompts
 
 HERE = Path(__file__).parent

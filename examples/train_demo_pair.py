@@ -7,11 +7,14 @@ this pair is in `examples/demo_pair/`, the training of drafters in `examples/dra
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from rich.progress import Progress
 from transformers import AutoTokenizer
 from vllm import LLM
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # where the reference lies
 
 from demo_pair.corpus import cut_prompts, read_corpus, write_held_out
 from demo_pair.drafter import train_drafter

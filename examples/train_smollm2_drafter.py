@@ -17,6 +17,7 @@ import argparse
 import copy
 import json
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ import torch
 from smollm2_target import PACKAGES, ROOT, TARGET
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # where the reference lies
+
 from drafter_training.acceptance import measure
 from drafter_training.continuations import Pair
 from drafter_training.optimizers import adamw, muon_and_adamw
 from drafter_training.sources import Cached, Live
 from drafter_training.trainer import Trainer
+from reference.reference_drafter import ReferenceDrafter
 from smollm2.answers import read_answers, read_piece, write_answers
 from smollm2.drafter import (
     BLOCK_SIZE,
@@ -41,7 +45,6 @@ from smollm2.drafter import (
 )
 from smollm2.prompts import read_human_eval, write_prompts
 from smollm2.target_folder import write_target
-from vllm_dflash.model.reference import ReferenceDrafter
 
 ANSWERS, TRAINING = ROOT / "answers", ROOT / "training"
 STATE, LOG = TRAINING / "state.pt", TRAINING / "growth.jsonl"

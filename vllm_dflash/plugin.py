@@ -131,6 +131,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import (
     ADDITIONAL_CONFIG_KEY,
+    CPU_WORKER_V2,
     DRAFT_MODEL,
     RAY_EXECUTOR,
     REFUSE_REQUESTS,
@@ -267,6 +268,7 @@ def _select(
     target_parallel_config: ParallelConfig,
 ) -> Mode:
     """Refuse impossible settings, resolve the rest, and apply the result to vLLM's settings."""
+    from vllm import envs
     from vllm.logger import init_logger
 
     from vllm_dflash.config.engine_settings import refuse, refused_by_default
@@ -280,6 +282,11 @@ def _select(
         log.warning_once("drafter %r: %s", settings.model, remark)
     if why := refused_by_default(target_model_config):
         log.warning_once("%s.", why)
+    if envs.VLLM_USE_V2_MODEL_RUNNER is None and worker_here() == CPU_WORKER_V2:
+        log.warning_once(
+            "vLLM selects Model Runner V2 on this CPU, as Triton is installed. vllm-dflash is"
+            " measured on V1 there: VLLM_USE_V2_MODEL_RUNNER=0 selects it."
+        )
     _apply(engine_args, parallel, mode, is_hybrid=target_model_config.is_hybrid)
     return mode
 

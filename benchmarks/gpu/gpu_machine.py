@@ -21,6 +21,7 @@ ITS_OWN = ("driver_version", "memory.total", "power.limit")
 PACKAGES = ("vllm", "torch", "triton", "flashinfer-python", "transformers")
 SOURCES = (
     *("vllm_dflash/**/*.py", "benchmarks/gpu/**/*.py"),
+    *("benchmarks/parity/*.py", "benchmarks/reference/*.py"),
     *("tests/engine/test_cuda*.py", "tests/support/**/*.py", "tests/conftest.py"),
 )
 """Files that an outcome depends on. Not the commit, which does not travel with copied files."""

@@ -18,11 +18,13 @@ DEMO = ROOT / "models" / "demo"
 HERE = Path(__file__).parent
 LONGEST = 480.0
 """Most seconds of a part, so that ten minutes of a GPU at a time are enough for any part."""
-COMMAND = (sys.executable, "-m", "vllm_dflash.tools.cli")
 RESULT = "{result}"
 NODES = 15
 """Nodes of draft trees, if they are asked for."""
-PARITY = (*COMMAND, "parity", str(DEMO / "drafter"), "--target", str(DEMO / "target"), "--json")
+PARITY = (
+    *(sys.executable, str(HERE.parent / "parity"), str(DEMO / "drafter")),
+    *("--target", str(DEMO / "target"), "--json"),
+)
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
 """Backends, and the dtype that each is tried in: FlashAttention has no float32."""

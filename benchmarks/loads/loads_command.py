@@ -3,6 +3,7 @@
     scripts/run.sh python benchmarks/loads --load closed swing --native-k 3 7 --rounds 9
     scripts/run.sh python benchmarks/loads --load edit quote prose --beside blocks ngram
     scripts/run.sh python benchmarks/loads --load short arrivals --native-k 3 --seconds 60
+    scripts/run.sh python benchmarks/loads --load agent --turns 8 --concurrency 1 4 --native-k 3
     scripts/run.sh python benchmarks/loads --where --native-k 3 --concurrency 1 8
     scripts/run.sh python benchmarks/loads --context 1024 4096 16384 --native-k 3 --as-it-is
 
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 from loads.loads_setup import LoadsSetup
 from loads.workload import LOADS
-from vllm_dflash.tools.arguments import add_numbers, positive
+from vllm_dflash.tools.arguments import add_number, add_numbers, positive
 from vllm_dflash.tools.bench.bench_arguments import (
     add_models_and_prompts,
     add_out,
@@ -96,6 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_numbers(measurements, "--shares", [50, 80], about, nargs="+")
     about = "requests in flight in each phase of swing"
     add_numbers(measurements, "--phases", [1, 32, 4, 16, 1, 32, 8, 2], about, nargs="+")
+    about = "for agent: turns of each conversation, of about 900 tokens each"
+    add_number(measurements, "--turns", 8, about)
     add_windows(measurements)
     measurements.add_argument(
         "--where",

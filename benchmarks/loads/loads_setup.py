@@ -15,7 +15,7 @@ from loads.answers import START, importing_benchmarks
 from loads.comparison import LoadsComparison
 from loads.report import LoadsRecord
 from loads.step_times import TIMED
-from loads.workload import CLOSED_LOADS, LoadsWorkload
+from loads.workload import AGENT, CLOSED_LOADS, TURN, LoadsWorkload
 from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, given_pair
 from vllm_dflash.tools.bench.bench_setup import BenchSetup, distinct
 from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET
@@ -42,6 +42,7 @@ class LoadsSetup(BenchSetup):
             phases=tuple(parsed.phases),
             contexts=distinct(parsed.context or ()),
             shares=distinct(parsed.shares),
+            turns=parsed.turns,
             where=parsed.where,
         )
 
@@ -65,9 +66,10 @@ class LoadsSetup(BenchSetup):
 
     @property
     def max_model_len(self) -> int:
-        """Maximum tokens per request in every engine, with room for all contexts."""
+        """Maximum tokens per request in every engine, with room for all contexts and turns."""
         workload = self.workload
-        return max([super().max_model_len, *map(workload.room_for, workload.contexts)])
+        contexts = [*workload.contexts, *([TURN * workload.turns] * (AGENT in workload.loads))]
+        return max([super().max_model_len, *map(workload.room_for, contexts)])
 
     def choose_pair(self) -> Pair:
         """Return the user's pair or a copy of the demo pair, perhaps with a random drafter."""
@@ -86,7 +88,7 @@ class LoadsSetup(BenchSetup):
     def engine_arguments(self, target: str) -> dict[str, Any]:
         """Return vLLM's arguments of every engine, except for its share of the memory."""
         engine = super().engine_arguments(target)
-        if self.workload.contexts:  # prefill is not measured
+        if self.workload.contexts or AGENT in self.workload.loads:
             engine["enable_prefix_caching"] = True
         if self.workload.where:
             engine["worker_extension_cls"] = TIMED

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loads.step_times import CONTEXT, DRAFT, KINDS, OF_A_KIND, PLANNING, TARGET
-from loads.workload import SERVED, SWING, setting_name
+from loads.workload import AGENT, SERVED, SWING, setting_name
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.bench_report import Results, Setting
 from vllm_dflash.tools.tables import Table
@@ -39,7 +39,8 @@ class LoadsResults(Results):
     def tables(self, load: str) -> list[Table]:
         """Make all tables of a load."""
         tables = super().tables(load)
-        return [*tables, waits_table(self, load)] if load in SERVED else tables
+        waits = load in SERVED or load.startswith(AGENT)
+        return [*tables, waits_table(self, load)] if waits else tables
 
 
 @dataclass

@@ -36,18 +36,43 @@ def long_texts(prompts: Sequence[str], count: int) -> list[str]:
     return ["\n".join([*prompts[start:], *prompts[:start]]) for start in starts]
 
 
+def turns_of_agents(count: int, turns: int, seed: str) -> list[list[str]]:
+    """Return the prompts of `count` conversations, turn by turn, each of which repeats a file.
+
+    A turn's prompt has all earlier turns with their answers, as an agent sends it. Conversations
+    with another seed share no prefix.
+    """
+    pieces = _code()
+    prompts = []
+    earlier = [f"# Conversation {number}, {seed}\n\n" for number in range(count)]
+    for turn in range(turns):
+        chosen = [pieces[(number * turns + turn) % len(pieces)] for number in range(count)]
+        asked = [text + _to_repeat(piece) for text, piece in zip(earlier, chosen, strict=True)]
+        prompts.append([a + _beginning(piece) for a, piece in zip(asked, chosen, strict=True)])
+        earlier = [f"{a}{piece}\n" for a, piece in zip(asked, chosen, strict=True)]
+    return prompts
+
+
 def _edits() -> list[str]:
     """Pieces of source code to repeat with a small change, and the first lines of the answer."""
-    prompts, piece = [], ""
+    return [_to_repeat(piece) + _beginning(piece) for piece in _code()]
+
+
+def _to_repeat(piece: str) -> str:
+    return f"{piece}\n# The same again, with one name changed:\n\n"
+
+
+def _code() -> list[str]:
+    """Pieces of source code."""
+    pieces, piece = [], ""
     for module in MODULES:
         for line in inspect.getsource(module).splitlines(keepends=True):
             piece += line
             if len(piece) >= CODE_CHARACTERS:
-                again = "# The same again, with one name changed:"
-                prompts.append(f"{piece}\n{again}\n\n{_beginning(piece)}")
+                pieces.append(piece)
                 piece = ""
         piece = ""  # drop the rest of a module
-    return prompts
+    return pieces
 
 
 def _quotes() -> list[str]:

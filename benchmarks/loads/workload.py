@@ -9,7 +9,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from loads.texts import TEXTS, easy_and_hard
+from loads.texts import TEXTS, easy_and_hard, turns_of_agents
 from vllm_dflash.tools.bench.bench_plan import (
     CLOSED,
     CONCURRENCY,
@@ -20,6 +20,7 @@ from vllm_dflash.tools.bench.bench_plan import (
 
 MIXED, SWING = "mixed", "swing"
 SHORT, ARRIVALS = "short", "arrivals"
+AGENT = "agent"
 LOADS = {
     CLOSED: "a fixed number of requests in flight",
     MIXED: "like closed; every other prompt has shuffled words, which are hard to draft for",
@@ -28,6 +29,8 @@ LOADS = {
     "prose": "like closed, with its own prompts: passages to continue, with little repetition",
     SWING: "a number of requests in flight that changes from phase to phase",
     SHORT: "a list of requests with answers of 16 to 96 tokens, a fixed number in flight",
+    AGENT: "--turns of conversations that grow, with a file to repeat in each; earlier turns are"
+    " in the prefix cache",
     ARRIVALS: "like short, arriving at random (Poisson) at --shares of what plain decoding serves",
 }
 CLOSED_LOADS = (CLOSED, MIXED, *TEXTS)
@@ -37,6 +40,8 @@ SERVED = (SHORT, ARRIVALS)
 SHORTEST, LONGEST = 16, 96
 """Tokens of their answers."""
 MEAN_ANSWER = (SHORTEST + LONGEST) / 2
+TURN = 1100
+"""Most tokens that a turn of `agent` adds to its conversation, answer included."""
 CONTEXT = "context"
 """Prefix of the names of loads whose settings are tokens of context."""
 SHORTER_BY = 32
@@ -52,6 +57,8 @@ def setting_name(load: str) -> str:
     """Return what the settings of a load are, for heads of tables."""
     if load.startswith(CONTEXT):
         return CONTEXT
+    if load.startswith(AGENT):
+        return "turn"
     return {SWING: "phase: requests", ARRIVALS: "% of plain's maximum"}.get(load, CONCURRENCY)
 
 
@@ -72,6 +79,8 @@ class LoadsWorkload(Workload):
     """Prompt lengths at which decoding is measured, instead of loads."""
     shares: tuple[int, ...] = ()
     """Rates of arrivals, in percent of the most requests per second that plain decoding serves."""
+    turns: int = 0
+    """Turns of each conversation of `agent`."""
     where: bool = False
     """Whether to measure where the time goes; needs `TimedSteps` as worker extension."""
 
@@ -101,6 +110,7 @@ class LoadsWorkload(Workload):
         for load in self.loads:
             times = len(self.temperatures) if load in CLOSED_LOADS else 1
             times *= len(self.files) if load in (CLOSED, MIXED) else 1
+            times *= self.turns if load == AGENT else 1
             windows += times * len(settings.get(load, self.concurrency))
         return windows * self.seconds
 
@@ -132,6 +142,8 @@ class LoadsWorkload(Workload):
             elif load == SHORT:
                 rates = {count: served_rates[count] for count in self.concurrency}
                 plan += self.plan_short(texts, seed, rates)
+            elif load == AGENT:
+                plan += self.plan_agents(seed)
             elif load == ARRIVALS:
                 plan += self.plan_arrivals(texts, seed, served_rates[max(self.concurrency)])
             else:
@@ -153,6 +165,15 @@ class LoadsWorkload(Workload):
             answers = short_answers(seed, max(round(rate * self.seconds / MEAN_ANSWER), 2 * count))
             asked = {"prompts": prompts, "answers": answers, "concurrency": count}
             plan.append(measurement(SHORT, count, "answers", asked))
+        return plan
+
+    def plan_agents(self, seed: str) -> list[Measurement]:
+        """Plan the turns of as many conversations as there are requests in flight."""
+        plan = []
+        for count in self.concurrency:
+            for turn, prompts in enumerate(turns_of_agents(count, self.turns, seed), 1):
+                asked = {"prompts": prompts, "answers": [self.tokens] * count, "concurrency": count}
+                plan.append(measurement(f"{AGENT}, {count} at a time", turn, "answers", asked))
         return plan
 
     def plan_arrivals(self, prompts: Sequence[str], seed: str, served: float) -> list[Measurement]:

@@ -12,8 +12,8 @@ from drafter_training.continuations import Pair
 from drafter_training.optimizers import cosine, muon_and_adamw
 from drafter_training.sources import Live
 from drafter_training.trainer import Trainer
+from reference.reference_drafter import ReferenceDrafter
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.model.reference import ReferenceDrafter
 
 BLOCK_SIZE = 8
 TAPS = [1, 3, 4]

@@ -5,7 +5,7 @@ import torch
 from drafter_training.blocks import cut_blocks
 from drafter_training.losses import block_loss
 from drafter_training.sources import Cached
-from vllm_dflash.model.reference import ReferenceDrafter
+from reference.reference_drafter import ReferenceDrafter
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drafter_training.blocks import Blocks
-from vllm_dflash.model.reference import ReferenceDrafter
+from reference.reference_drafter import ReferenceDrafter
 
 # The paper weighs the k-th drafted token by exp(-(k - 1) / gamma): an early miss costs most.
 GAMMA = 4.0

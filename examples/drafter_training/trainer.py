@@ -14,7 +14,7 @@ from drafter_training.blocks import cut_blocks, random_anchors
 from drafter_training.losses import block_loss, draft_ids
 from drafter_training.optimizers import step_all
 from drafter_training.sources import Source
-from vllm_dflash.model.reference import ReferenceDrafter
+from reference.reference_drafter import ReferenceDrafter
 
 
 @dataclass

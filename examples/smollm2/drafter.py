@@ -11,9 +11,9 @@ from torch import nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from reference.reference_drafter import ReferenceDrafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.model.reference import ReferenceDrafter
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BLOCK_SIZE = 8

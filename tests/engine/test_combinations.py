@@ -26,7 +26,7 @@ from support.combined_settings import (
     engine_settings,
     speculative_config,
 )
-from support.engines import USES_V2, engine, fix_costs, proposer_of, scheduler_of
+from support.engines import USES_V2, engine, fix_costs, scheduler_of
 from support.interpreter import triton_attention
 from support.mixed_requests import (
     TOP_K,
@@ -34,7 +34,6 @@ from support.mixed_requests import (
     Asked,
     mixed_requests,
     serve,
-    trigrams,
     victims,
 )
 from support.trimming import trimming
@@ -109,7 +108,6 @@ def test_every_two_settings(
                     )
                 if combination["metrics"] == "per request":
                     check_metrics(one, answers.by_name[one.name], where)
-            check_shared(llm, [*asked, *leaving.values()], answers)
         check_counters(llm, combination)
         check_order(llm)
     if combination["estimates"] == "kept":
@@ -190,25 +188,6 @@ def check_metrics(asked: Asked, answer: RequestOutput, where: str) -> None:
         assert sum(drafted) == found.num_draft_tokens, where
         # Tokens accepted after a stop are not in its text.
         assert sum(accepted) < len(one.token_ids) + MOST_FREE_DRAFTS, where
-
-
-def check_shared(llm: LLM, asked: list[Asked], answers: Answers) -> None:
-    """Check that no prompt is in the texts that other requests' drafts are looked up in."""
-    texts = None if USES_V2 else proposer_of(llm).host.free_drafts
-    if texts is None:
-        return
-    recent = texts._recent
-    kept = trigrams(recent.text[: int(recent.length[0])].tolist())
-    written = {
-        gram
-        for answer in answers.by_name.values()
-        for one in answer.outputs
-        for gram in trigrams(list(one.token_ids))
-    }
-    told = {one.name: trigrams(one.prompt) for one in asked if len(set(one.prompt)) > 20}
-    for name in ("in no order", "hangs up in its prompt"):
-        assert not told[name] & kept - written, name
-    assert not texts._recent.text.size or kept & written
 
 
 def check_counters(llm: LLM, combination: dict[str, str]) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from parity import parity_command
+from parity.parity_command import EQUAL
+from parity.parity_report import BUILT_IN, stage_names
 from support import DEMO, ROOT
 from support.commands import examples_of
 from support.engines import FIXED, TARGET
@@ -20,8 +23,6 @@ from support.waiting import PATIENCE_S, wait_for_end, wait_until
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import INTERRUPTED
-from vllm_dflash.tools.parity.parity_command import EQUAL
-from vllm_dflash.tools.parity.parity_report import BUILT_IN, stage_names
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
 pytestmark = pytest.mark.engine
@@ -74,7 +75,7 @@ def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
     """stdout is JSON and nothing else; both sides read the drafter with the overrides."""
     overrides = json.dumps({"layer_types": ["sliding_attention"] * 3, "sliding_window": 16})
     options = ["--json", "--tokens", "8", "--drafter-overrides", overrides]
-    assert cli.main(["parity", *PAIR, *options]) == EQUAL
+    assert parity_command.main([*PAIR, *options]) == EQUAL
     report = json.loads(capfd.readouterr().out)
     assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
     assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
@@ -86,7 +87,7 @@ def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
 def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C while the engine's processes start; vLLM by itself does not survive this."""
     with subprocess.Popen(
-        [sys.executable, "-m", "vllm_dflash.tools.cli", "parity", *PAIR],
+        [sys.executable, str(ROOT / "benchmarks" / "parity"), *PAIR],
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

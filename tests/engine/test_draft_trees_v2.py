@@ -15,6 +15,7 @@ from transformers import Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from reference.reference_drafter import ReferenceDrafter
 from support.device_decisions import directed, prefer
 from support.engines import (
     DFLASH,
@@ -38,7 +39,6 @@ from support.reference_trees import acceptance_lengths
 from support.tree_ranks import interpreting_ranks
 from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [

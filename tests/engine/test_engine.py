@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 from vllm import SamplingParams
 
+from reference.reference_drafter import target_step
 from support.engines import (
     DFLASH,
     DRAFTER,
@@ -29,7 +30,6 @@ from support.engines import (
 )
 from support.pairs import make_pair
 from support.reference_decoding import generate
-from vllm_dflash.model.reference import target_step
 
 pytestmark = pytest.mark.usefixtures("runner")
 # Triton's interpreter takes ten times as long, so Model Runner V2 gets fewer prompts.

@@ -138,19 +138,3 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
     monkeypatch.setattr(policy, "lengths", compared)
     llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
     assert seen > 20
-
-
-def test_what_others_were_answered(plain: list[list[int]]) -> None:
-    """The same requests again: nearly all text is predicted, and the answers stay the same."""
-    asked = {**DFLASH, "free_drafts": "shared"}
-    params, expected = greedy(NEW_TOKENS, ignore_eos=True), [text[:NEW_TOKENS] for text in plain]
-    with engine(speculative_config=asked, **settings(num_gpu_blocks_override=40)) as llm:
-        proposer, accepted = proposer_of(llm), []
-        proposer.host.planner = ForcedTexts(proposer.width, whole=True)
-        for _ in range(2):
-            proposer.statistics.clear()
-            assert token_ids(llm, PROMPTS, params) == expected
-            (stats,) = llm.collective_rpc("dflash_stats")
-            accepted.append(stats["free_accepted_tokens"])
-    written = NEW_TOKENS * len(PROMPTS)
-    assert accepted[0] < 0.7 * written < 0.8 * written < accepted[1]

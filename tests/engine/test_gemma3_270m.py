@@ -18,6 +18,11 @@ from drafter_training.continuations import Pair, write_continuations
 from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
 from drafter_training.trainer import Trainer
+from parity.check import engine_arguments, record_prompts
+from parity.compare_recordings import compare, relative_error
+from parity.oracle import Oracle
+from parity.recorded_answers import RecordedAnswers
+from reference.reference_drafter import ReferenceDrafter
 from smollm2.drafter import frequent_tokens, write_drafter
 from smollm2.prompts import write_prompts
 from smollm2.target_folder import GEMMA3_270M
@@ -35,11 +40,6 @@ from support.engines import (
 from support.packaged_targets import packaged_target
 from support.pairs import as_speculators, drafter_config, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.tools.engine_answers import EngineAnswers
-from vllm_dflash.tools.parity.check import engine_arguments, record_prompts
-from vllm_dflash.tools.parity.compare_recordings import compare, relative_error
-from vllm_dflash.tools.parity.oracle import Oracle
 
 pytestmark = pytest.mark.slow  # minutes, and 238 MB the first time
 FOLDER = ROOT / "models" / "gemma3-270m"
@@ -210,7 +210,7 @@ either = pytest.mark.parametrize("llm", ["random", "trained"], indirect=True)
 
 
 def report_of(gemma: Gemma, llm: LLM, prompts: list[list[int]], folder: Path) -> Any:
-    recordings = record_prompts(EngineAnswers(llm.llm_engine), prompts, 8, folder)
+    recordings = record_prompts(RecordedAnswers(llm.llm_engine), prompts, 8, folder)
     return compare(recordings, gemma.oracle)
 
 

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 
+from reference.reference_drafter import ReferenceDrafter
 from support.context_rows import ContextRows
 from support.device_decisions import directed, prefer
 from support.drafter_watch import watch_drafts
@@ -39,7 +40,6 @@ from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
@@ -48,7 +48,9 @@ FREE = "free drafts"
 """Drafts come from blocks or texts, as the device decides; those of texts are preferred."""
 TREES, NODES = "trees", 15
 """Drafts are trees, scheduled asynchronously: each step accepts what a reference's tree does."""
-MORE = [FREE, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else []
+WINDOW, DRAFT_WINDOW = "window", 40
+"""The drafter attends to the last 40 tokens."""
+MORE = [FREE, WINDOW, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else [WINDOW]
 
 
 class AnySteps(list[int]):
@@ -77,7 +79,10 @@ def way(request: pytest.FixtureRequest) -> str:
 def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
     """A function that returns a prompt's continuation and the number of tokens of each step."""
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
+    spec = read_drafter(str(DRAFTER))
+    if way == WINDOW:
+        spec = spec.model_copy(update={"draft_window": DRAFT_WINDOW})
+    drafter = ReferenceDrafter.load(spec, DRAFTER).float()
     known: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
 
     def look_up(prompt: list[int], new_tokens: int = NEW_TOKENS) -> tuple[list[int], list[int]]:
@@ -107,7 +112,9 @@ def shared(way: str) -> Iterator[LLM]:
             fix_costs(patch)
         if way == TREES:
             speculative["draft_tree"] = NODES
-        scheduling = "asynchronous" if way in (FREE, TREES) else way
+        if way == WINDOW:
+            speculative["draft_window"] = DRAFT_WINDOW
+        scheduling = way if way in SCHEDULING else SCHEDULING[-1]
         attention = triton_attention() if way == TREES else nullcontext()
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:
             if way == FREE:

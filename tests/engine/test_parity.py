@@ -1,4 +1,4 @@
-"""`vllm-dflash parity` on real engines: a clean pair, and planted faults that it must locate."""
+"""`benchmarks/parity` on real engines: a clean pair, and planted faults that it must locate."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from torch import Tensor, cat, float32
 from vllm import LLM
 
+from parity.check import engine_arguments, record_prompts
+from parity.compare_recordings import compare
+from parity.oracle import Oracle
+from parity.parity_report import stage_names
+from parity.recorded_answers import RecordedAnswers
 from support import DEMO
 from support.engines import USES_V2, engine, held_out_prompts, proposer_of, target_of
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.engine_answers import EngineAnswers
-from vllm_dflash.tools.parity.check import engine_arguments, record_prompts
-from vllm_dflash.tools.parity.compare_recordings import compare
-from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.parity_report import stage_names
 from vllm_dflash.tools.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("runner")
@@ -33,7 +33,7 @@ def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
     """The pair is trained, so that drafts are accepted and differ at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / name)
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
-        answers = EngineAnswers(llm.llm_engine)
+        answers = RecordedAnswers(llm.llm_engine)
         with pytest.raises(ValueError, match=r"prompt 2 has 510 tokens.*the engine takes 512"):
             record_prompts(answers, [[1], [1] * 510], TOKENS, tmp_path)
         assert not list(tmp_path.iterdir())
@@ -79,7 +79,7 @@ def test_a_walk_that_forgets_the_token_before(
 
         monkeypatch.setattr(selector, "forward", forgetful)
         recordings = record_prompts(
-            EngineAnswers(llm.llm_engine),
+            RecordedAnswers(llm.llm_engine),
             held_out_prompts(2),
             TOKENS,
             tmp_path,
@@ -142,7 +142,7 @@ def test_a_planted_fault_is_located(
     """Stages after the culprit are wrong from end to end, and right by themselves."""
     folder, llm = faulty
     plant(monkeypatch, llm)
-    recordings = record_prompts(EngineAnswers(llm.llm_engine), PROMPTS, TOKENS, tmp_path)
+    recordings = record_prompts(RecordedAnswers(llm.llm_engine), PROMPTS, TOKENS, tmp_path)
     oracle = Oracle.load(str(folder / "target"), str(folder / "drafter"), float32)
     report = compare(recordings, oracle)
     spec = read_drafter(str(folder / "drafter"))

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("vllm_dflash", "benchmarks/loads", "examples/ray_engines")
+FOLDERS = (
+    "vllm_dflash",
+    "benchmarks/loads",
+    "benchmarks/parity",
+    "benchmarks/reference",
+    "examples/ray_engines",
+)
 """Folders that faults are planted in."""
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

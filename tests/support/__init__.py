@@ -9,6 +9,6 @@ TESTS = ROOT / "tests"
 
 
 def importing_support() -> dict[str, str]:
-    """Return the environment of a process that must find this package, too."""
-    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    """Return the environment of a process that must find this package and the reference, too."""
+    paths = [str(TESTS), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -36,13 +36,9 @@ OF_DRAFTERS: dict[str, tuple[str, ...]] = {
 }
 """Variants of a checkpoint."""
 SPECULATIVE: dict[str, dict[str, Changes]] = {
-    "free_drafts": {
-        "auto": NOTHING,
-        "off": {"free_drafts": "off"},
-        "shared": {"free_drafts": "shared"},
-    },
+    "free_drafts": {"auto": NOTHING, "off": {"free_drafts": "off"}},
     "draft_length": {"adaptive": {"draft_length": "adaptive"}, "fixed": {"draft_length": "fixed"}},
-    "objective": {"throughput": NOTHING, "fair": {"objective": "fair"}},
+    "objective": {"fair": NOTHING, "throughput": {"objective": "throughput"}},
     "draft_window": {"whole": NOTHING, "12 tokens": {"draft_window": 12}},
     "drafts": {
         "unsaid": NOTHING,
@@ -104,11 +100,7 @@ def _settings() -> dict[str, tuple[str, ...]]:
 
 SETTINGS = _settings()
 EXCLUDED: dict[Pair, str] = {
-    pair(("draft_length", "fixed"), ("free_drafts", "shared")): "has no free drafts",
     pair(("draft_length", "adaptive"), ("search", "by rank")): "leaves no logits",
-    pair(("draft_length", "fixed"), ("objective", "fair")): "nothing is planned",
-    pair(("objective", "fair"), ("search", "by rank")): "nothing is planned",
-    pair(("free_drafts", "shared"), ("search", "by rank")): "has no free drafts",
     pair(("drafter", "dflash2"), ("vocabulary", "reduced")): "so they must be equal",
     pair(("drafter", "lilicorr"), ("vocabulary", "reduced")): "so they must be equal",
 }

@@ -17,12 +17,12 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from emulated import torch_cuda
+from reference.reference_drafter import ReferenceDrafter
 from support import DEMO
 from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.mode import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
-from vllm_dflash.model.reference import ReferenceDrafter
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.tools.prompts import read_prompts
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from reference.reference_drafter import ReferenceDrafter, target_step
 from support.engines import FIXED, engine
 from support.pairs import drafter_config, save_drafter
 from support.targets import ENGINE_SETTINGS, make_target
-from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 NEW_TOKENS = 24
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]

@@ -150,8 +150,3 @@ def is_at(llm: LLM, name: str, stage: str) -> bool:
     }
     requests = scheduler_of(llm).requests.items()
     return any(of_stage[stage](one) for key, one in requests if key.rpartition("-")[0] == name)
-
-
-def trigrams(tokens: list[int]) -> set[tuple[int, int, int]]:
-    """Return every three tokens in a row."""
-    return {*zip(tokens, tokens[1:], tokens[2:], strict=False)}

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from reference.reference_drafter import ReferenceDrafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import required_vocabulary
-from vllm_dflash.model.reference import ReferenceDrafter
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from vllm_dflash.model.reference import ReferenceDrafter, target_step
+from reference.reference_drafter import ReferenceDrafter, target_step
 
 
 @dataclass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from reference.reference_drafter import ReferenceDrafter, target_step
 from support.reference_decoding import draft
 from support.trees_by_hand import Tree, calibrated, grown
 from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES
-from vllm_dflash.model.reference import ReferenceDrafter, target_step
 from vllm_dflash.planning.chances import Chances
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from parity.compare_recordings import count_matches
+from parity.oracle import Oracle
+from parity.recorder import DraftStep, Recording
 from support.pairs import Pair
-from vllm_dflash.tools.parity.compare_recordings import count_matches
-from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 
 def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:

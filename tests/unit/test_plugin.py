@@ -303,6 +303,19 @@ def test_a_model_whose_every_request_would_be_refused_is_said(
     assert not said or "--override-generation-config '{\"min_p\": 0}'" in said[0]
 
 
+@pytest.mark.parametrize("asked", [None, "1"])
+def test_triton_on_a_cpu_selects_a_runner_that_is_not_measured_there(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, asked: str | None
+) -> None:
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", asked and bool(int(asked)))
+    with log_lines() as lines:
+        engine_args(
+            pair, speculative_config={"method": "dflash", "model": str(pair.drafter)}
+        ).create_engine_config()
+    assert sum("VLLM_USE_V2_MODEL_RUNNER=0 selects it" in line for line in lines) == (not asked)
+
+
 @pytest.mark.parametrize(
     ("parameters", "found", "is_accepted"),
     [

@@ -18,8 +18,8 @@ from support import DEMO, ROOT
 from vllm_dflash.tools.demo_files import PARTS
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
-DATA = {"vllm_dflash/py.typed", "vllm_dflash/tools/prompts.jsonl"}
-DATA |= {"vllm_dflash/tools/questions.jsonl", "vllm_dflash/tools/parity/prompts.jsonl"}
+TOOLS = "vllm_dflash/tools"
+DATA = {"vllm_dflash/py.typed", f"{TOOLS}/prompts.jsonl", f"{TOOLS}/questions.jsonl"}
 PAIR = "vllm_dflash/demo_pair/"
 
 

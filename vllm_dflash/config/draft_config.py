@@ -90,6 +90,8 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
         nested |= {"mask_token_id": drafter.mask_token_id, "target_layer_ids": list(drafter.taps)}
         nested[OWN_LENGTH] = length
         hf_config.dflash_config = nested
+        if getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):  # vLLM looks there first
+            hf_config.eagle_aux_hidden_state_layer_ids = [tap + 1 for tap in drafter.taps]
         if getattr(hf_config, "layer_types", None):
             hf_config.layer_types = ["full_attention"] * len(hf_config.layer_types)
     return config

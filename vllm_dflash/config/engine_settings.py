@@ -150,6 +150,10 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
         config["num_speculative_tokens"] = mode.num_speculative_tokens
     else:
         engine_args.spec_tokens = mode.num_speculative_tokens
+    # vLLM wants a rate for each draft; places of trees that have none are as sure as the last one.
+    if rates := config.get("synthetic_acceptance_rates"):
+        more = [rates[-1]] * (mode.num_speculative_tokens - len(rates))
+        config["synthetic_acceptance_rates"] = [*rates, *more][: mode.num_speculative_tokens]
     # vLLM itself also checks that the drafter divides by this number.
     config["draft_tensor_parallel_size"] = mode.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":

@@ -62,12 +62,10 @@ class Mode:
     drafter: DrafterSpec
     drafter_ranks: int = 1
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each rank has all."""
-    objective: Literal["throughput", "fair"] = "throughput"
+    objective: Literal["throughput", "fair"] = "fair"
     """What lengths are planned for; see `planning.objective`."""
     most_free: int = 0
     """Maximum number of free drafts per request and step; 0 disables free drafts."""
-    shares_outputs: bool = False
-    """Whether free drafts are also looked up in other requests' recent answers."""
     may_trim: bool = True
     """Whether vLLM's adaptive verification may be turned on; False if the user turned it off."""
     captures_lengths: bool = False
@@ -130,7 +128,7 @@ def runner_here() -> Runner:
     from vllm.triton_utils import HAS_TRITON
 
     asked = envs.VLLM_USE_V2_MODEL_RUNNER
-    return "v2" if (HAS_TRITON if asked is None else asked) else "v1"  # few CPUs have Triton
+    return "v2" if (HAS_TRITON if asked is None else asked) else "v1"
 
 
 def worker_here() -> str:

@@ -53,8 +53,6 @@ def resolve(
 
     drafter = checked_drafter(settings, config, target, engine_args)
     runner, is_planned = runner_here(), settings.draft_length == "adaptive"
-    if settings.free_drafts == "shared":
-        check_shared(runner, is_planned)
     is_our_scheduler = engine_args.scheduler_cls is None
     most_rows = target.max_model_len * (engine_args.max_num_seqs or MOST_FREE_DRAFTS)
     step_rows = engine_args.max_num_batched_tokens or most_rows
@@ -85,7 +83,6 @@ def resolve(
         drafter_ranks=drafter_ranks(drafter, parallel.tensor_parallel_size, ranks),
         objective=settings.objective,
         most_free=most_free,
-        shares_outputs=settings.free_drafts == "shared",
         may_trim=settings.enable_adaptive_verification is not False,
         # Another scheduler would apply the table literally, and vLLM drops it with data
         # parallelism. For Mamba layers, vLLM captures only full lengths.
@@ -162,21 +159,6 @@ def checked_drafter(
     if Path(settings.model).is_dir() and loads_weights(settings, engine_args):
         check_weights(drafter, Path(settings.model))
     return drafter.model_copy(update={"draft_window": settings.draft_window})
-
-
-def check_shared(runner: Runner, is_planned: bool) -> None:
-    """Refuse `free_drafts: "shared"` if answers are not looked up. Raises `ValueError`."""
-    if not is_planned:
-        raise ValueError(
-            "free_drafts is 'shared', but draft_length 'fixed' has no free drafts: leave one of the"
-            " two out of the speculative config."
-        )
-    if runner == "v2":
-        raise ValueError(
-            "free_drafts is 'shared', but on Model Runner V2 free drafts come only from the"
-            " request's own text: leave 'free_drafts' out of the speculative config. (GPUs use"
-            " that runner; on a CPU with Triton, VLLM_USE_V2_MODEL_RUNNER=0 selects V1.)"
-        )
 
 
 def usable_folder(written: str) -> str:

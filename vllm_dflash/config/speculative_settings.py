@@ -53,15 +53,15 @@ class SpeculativeSettings(BaseModel):
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
-    free_drafts: Literal["auto", "shared", "off"] = described(
+    free_drafts: Literal["auto", "off"] = described(
         "auto",
         "'auto' (if a request's text repeats itself, drafts are copied from it when they promise"
-        " more than the drafter's), 'shared' (also from other requests' recent answers) or 'off'",
+        " more than the drafter's) or 'off'",
     )
     objective: Literal["throughput", "fair"] = described(
-        "throughput",
-        "'throughput' (plan drafts for the batch's tokens per second) or 'fair' (for the speed of"
-        " each request: no request waits long for the drafts of others)",
+        "fair",
+        "'fair' (plan drafts for the speed of each request: none waits long for the drafts of"
+        " others) or 'throughput' (for the batch's tokens per second)",
     )
     draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
         "off",
@@ -123,12 +123,6 @@ class SpeculativeSettings(BaseModel):
             settings = checked(cls, written, said="not {}")
         except ValueError as why:
             raise ValueError(f"{why}.{remedy}") from None
-        if settings.objective != "throughput" and settings.draft_length == "fixed":
-            raise ValueError(
-                "objective is 'fair', but draft lengths are fixed (draft_length 'fixed', or"
-                " use_local_argmax_reduction), so nothing is planned: leave one of them out of the"
-                " speculative config."
-            )
         if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
             raise ValueError(
                 "use_local_argmax_reduction leaves no logits to plan draft lengths from: add"

@@ -29,7 +29,7 @@ from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.estimates import Estimates, EstimatesError
 from vllm_dflash.planning.planner import Planner
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the format. Increase it when the content, or its meaning, changes."""
 INTERVAL = 60.0
 """Minimum seconds between two writes."""

@@ -113,7 +113,7 @@ class AheadPlanner(LearningPlanner):
     def plan(
         self, ids: Sequence[str], context_lens: Ints, limits: Ints | None = None, steps: int = 1
     ) -> PlanAhead:
-        """Choose what to draft in a step of R requests; the plan holds for `steps` steps.
+        """Choose what to draft in a step of R requests, `steps` steps after the last plan.
 
         Args:
             ids: ids of the requests, [R].
@@ -148,11 +148,12 @@ class AheadPlanner(LearningPlanner):
             )
         chosen = best if best.rate > MARGIN * plain else nothing
         self.speedup = chosen.rate / plain
-        if chosen is not nothing and self._is_plain_due(count, self.speedup, steps):
-            return replace(nothing, is_probe=True)
         if chosen.runs_block:
             self.probes.restart()
             self._probe_charge = 0.0
+        if chosen is not nothing and self.plain_checks.are_due(count, self.speedup, steps):
+            return replace(nothing, is_probe=True)
+        if chosen.runs_block:
             return chosen
         is_close = blocks.rate > CLOSE * chosen.rate
         return self._probe(of_texts, chosen, steps, is_close) or chosen
@@ -243,6 +244,7 @@ class AheadPlanner(LearningPlanner):
             return None
         drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
+        self.plain_checks.note(step)
         alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 

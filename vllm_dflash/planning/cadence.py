@@ -25,13 +25,14 @@ class Cadence:
 
     def __init__(self) -> None:
         self._planning = self._step = 0.0
-        self._steps_left = self._soon = 0
+        self._steps_left = self._soon = self._passed = 0
         self._num_requests = 0
 
     def is_due(self, num_requests: int) -> bool:
         """Return whether to plan the step being scheduled, which has `num_requests` requests."""
         self._steps_left -= 1
         self._soon -= 1
+        self._passed += 1
         has_changed = abs(num_requests - self._num_requests) > CHANGED * self._num_requests
         if self._steps_left > 0 and self._soon < 0 and not has_changed:
             return False
@@ -40,10 +41,10 @@ class Cadence:
         self._num_requests = num_requests
         return True
 
-    @property
-    def steps(self) -> int:
-        """Number of steps that a plan made now should normally hold for."""
-        return max(self._steps_left, 1)
+    def steps_since_plan(self) -> int:
+        """Return the number of steps since this was last called; 1 at least."""
+        steps, self._passed = self._passed, 0
+        return min(max(steps, 1), MOST_STEPS)
 
     def watch(self) -> None:
         """Note that a probe was planned: the next steps show what came of it."""

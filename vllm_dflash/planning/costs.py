@@ -24,6 +24,9 @@ from vllm_dflash.planning.curves import (
 from vllm_dflash.planning.step import StepEstimate, StepRecord, Work
 
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
+FAR_BELOW = 0.5
+"""Share of its expected time below which a block shows that the profile was wrong, as on a machine
+that was busy then. Its time counts in full."""
 MIN_PROMPT_SHARE, LEAST_SHARE = 0.01, 0.1
 PROMPT_RATE = 1 / 32
 """Weight of the newest step in how often prompt rows share a step, and in how many they are."""
@@ -152,6 +155,21 @@ def block_seconds(costs: Record, rows: float, context: float) -> float:
 
 
 @compiled
+def learn_plain(costs: Record, num_requests: int, surprise: float, num_steps: int) -> None:
+    """Correct the plain level.
+
+    As long as steps without drafts were not seen, it is a guess, and the verify level holds what
+    was seen beyond it. So where both change, their sum must not.
+    """
+    plain, verify = costs.plain_level, costs.verify_level
+    before, seen = plain.seconds.copy(), plain.seen.copy()
+    correct_level(plain, num_requests, surprise, num_steps)
+    for point in range(plain.num_points):
+        if seen[point] == 0.0 and verify.seen[point] > 0.0:
+            verify.seconds[point] -= plain.seconds[point] - before[point]
+
+
+@compiled
 def learn_costs(records: Records, work: Work) -> StepEstimate:
     """Learn from a step, or from the mean of several that were alike; `records`: costs, [1].
 
@@ -163,9 +181,12 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     drafting = block_seconds(costs, work.draft_rows, work.block_context)
     storing = seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0
     plain = target_seconds(costs, count, float(count), context, 0.0)
-    # Much makes a step slow, but nothing makes it far faster than it can be: only too high a
-    # measurement is limited.
-    surprise = min(work.target_seconds - expected, LARGEST_SURPRISE * expected)
+    # Much makes a step slow, but nothing far faster than it can be: a low measurement counts in
+    # full, down to the least that a step is taken to need.
+    reads = attention[0] * context + attention[1] * reading
+    least = 0.5 * (seconds_at(costs.verify, work.rows) + reads)
+    measured = max(work.target_seconds, least)
+    surprise = min(measured - expected, LARGEST_SURPRISE * expected)
     # The longer the contexts are, the more of the surprise is attributed to attention.
     far = (context / (count * FAR_CONTEXT)) ** 2
     draft_far = (reading / (count * FAR_CONTEXT)) ** 2
@@ -174,13 +195,10 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     attention[0] = max(attention[0] + change * far / max(context, 1.0), 0.0)
     attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
-    # Until steps without drafts were seen, those with drafts are the best guess at their level.
-    if work.rows > count and costs.plain_level.seen.any():
+    if work.rows > count:
         correct_level(costs.verify_level, count, surprise, work.num_steps)
     else:
-        correct_level(costs.plain_level, count, surprise, work.num_steps)
-        if work.rows > count:
-            costs.plain_level.seen[:] = 0.0  # the first step without drafts counts in full
+        learn_plain(costs, count, surprise, work.num_steps)
     forward = seconds_at(costs.verify, work.rows)
     rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as much as `num_steps` corrections
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
@@ -188,11 +206,12 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
         curve = seconds_at(costs.draft, work.draft_rows)
         bound = LARGEST_SURPRISE * drafting
         surprise = min(work.draft_seconds - drafting, bound)
-        draft_rate = LEVEL_RATE if surprise > -bound else 1.0
+        is_wrong = work.draft_seconds < FAR_BELOW * drafting
         far = (work.block_context / (max(work.num_blocks, 1) * FAR_CONTEXT)) ** 2
         change = ATTENTION_RATE * surprise * far / (1.0 + far)
         attention[2] = max(attention[2] + change / max(work.block_context, 1.0), 0.0)
-        correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), draft_rate)
+        rate = 1.0 if is_wrong else LEVEL_RATE
+        correct_curve(costs.draft, work.draft_rows, curve + surprise / (1.0 + far), rate)
     if work.context_rows:
         correct_curve(costs.context, work.context_rows, work.context_seconds, LEVEL_RATE)
     return StepEstimate(expected, drafting, storing, plain)

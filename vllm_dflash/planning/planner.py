@@ -51,11 +51,6 @@ PROBE_LENGTH = 3
 FIRST_SHARE, LEAST_SHARE = 0.015, 0.002
 CLOSE_SHARE = 0.005
 """Share of probes where drafting nearly pays: there is more to find out, and less to lose."""
-FIRST_PLAIN_SHARE, PLAIN_SHARE = 0.1, 0.003
-"""Share of the time that steps without drafts may cost where drafting pays: at first, and in the
-long run."""
-LEAST_LOST = 0.15
-"""Loss by such a step, at least, in steps without drafts: the expected loss may be wrong."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning should cost next to nothing where it
 decides against drafting. What texts predict is looked at in between, too."""
@@ -95,6 +90,45 @@ class ProbeSchedule:
         self.share, self.saved = FIRST_SHARE, 0.0
 
 
+class PlainChecks:
+    """When to verify nothing in a step although drafts seem to pay.
+
+    Steps with drafts do not show what steps without them take. A planner that overestimates that
+    drafts at a loss, and never finds out.
+    """
+
+    FIRST_SHARE, LEAST_SHARE = 0.1, 0.003
+    """Share of the time that checks may cost: before the first one, and in the long run."""
+    LEAST_LOST, MOST_LOST = 0.15, 1.0
+    """Limits of what a check is taken to cost, in steps without drafts: the estimate may be wrong,
+    and the more it is, the more a check is needed."""
+    KNOWN, UNKNOWN = 0.5, 0.8
+    """Factors of the share after a step without drafts that was measured, and after any check: the
+    batch may change meanwhile."""
+
+    def __init__(self, max_requests: int) -> None:
+        octaves = num_octaves(max_requests)
+        self._shares, self._saved = np.full(octaves, self.FIRST_SHARE), np.zeros(octaves)
+
+    def are_due(self, num_requests: int, speedup: float, steps: int = 1) -> bool:
+        """Return whether to check now, `steps` steps after this was last asked."""
+        octave = round(np.log2(num_requests))
+        self._saved[octave] += steps * self._shares[octave]
+        if self._saved[octave] < min(max(speedup - 1.0, self.LEAST_LOST), self.MOST_LOST):
+            return False
+        self._saved[octave] = 0.0
+        self._lower(octave, self.UNKNOWN)
+        return True
+
+    def note(self, step: StepRecord) -> None:
+        """Note a step whose time is known: whether it had no drafts."""
+        if step.rows == step.num_requests:
+            self._lower(round(np.log2(step.num_requests)), self.KNOWN)
+
+    def _lower(self, octave: int, factor: float) -> None:
+        self._shares[octave] = max(factor * self._shares[octave], self.LEAST_SHARE)
+
+
 class LearningPlanner:
     """What both planners use and learn: about requests, about drafts, and what steps take."""
 
@@ -114,10 +148,7 @@ class LearningPlanner:
         self.text_chances = Chances.of(most_free, num_rows)
         self.forecast = Forecast(max_draft, num_rows, fair=fair)
         self.probes = ProbeSchedule()
-        self._plain_checks = [
-            ProbeSchedule(PLAIN_SHARE, FIRST_PLAIN_SHARE) for _ in range(num_octaves(max_requests))
-        ]
-        """By number of requests, in octaves."""
+        self.plain_checks = PlainChecks(max_requests)
         self._requests = RequestRows(num_rows)
         self._probe_charge = 0.0
         """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
@@ -133,15 +164,6 @@ class LearningPlanner:
         self.forecast.forget(rows)
         self.block_chances.forget(rows)
         self.text_chances.forget(rows)
-
-    def _is_plain_due(self, num_requests: int, speedup: float, steps: int = 1) -> bool:
-        """Return whether to verify nothing in the next step, although drafts seem to pay.
-
-        Steps with drafts do not show what steps take without them. If the planner overestimates
-        that, it drafts at a loss, and without this it would never find out.
-        """
-        checks = self._plain_checks[round(np.log2(num_requests))]
-        return checks.is_due(steps, max(speedup - 1.0, LEAST_LOST), is_close=False)
 
     def estimates(self) -> Estimates:
         """Return what was learned, for another run to recall."""
@@ -203,8 +225,9 @@ class Planner(LearningPlanner):
         price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
         resting = Plan.without_block(step.num_requests, price, speedup=speedup, uses_text=uses_text)
         chosen = resting if rests else self._weigh(step, resting, best)
-        uses_drafts = chosen.uses_text or (chosen.width > 0 and not chosen.is_probe)
-        if uses_drafts and self._is_plain_due(step.num_requests, chosen.speedup):
+        can_check = not chosen.is_probe and (chosen.uses_text or chosen.width > 0)
+        can_check &= bool(step.decoding.all())  # otherwise prompts may share the next step
+        if can_check and self.plain_checks.are_due(step.num_requests, chosen.speedup):
             return Plan.without_block(step.num_requests, price, speedup=chosen.speedup)
         return chosen
 
@@ -310,6 +333,7 @@ class Planner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
+        self.plain_checks.note(step)
         estimate = self.costs.observe(step)
         if step.plan.is_probe:  # one that cost less than charged can come again sooner
             spared = max(estimate.draft_seconds - step.draft_seconds, 0.0)

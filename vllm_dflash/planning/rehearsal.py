@@ -66,7 +66,7 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
     for block_seconds in (CHEAP, DEAR):
         planner = Planner(max_draft, 2, _costs(block_seconds), most_free=most_free)
         texts = np.zeros((2, 64), np.int32)
-        matches = NgramIndex(2, 64, most_free, shares_outputs=True)
+        matches = NgramIndex(2, 64, most_free)
         for produced in (1, 2, 1):
             step = _step(produced)
             if most_free:
@@ -75,7 +75,6 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
                 step.predicted = matches.look_up(
                     step.ids, texts, context, step.produced, limits, most_free
                 )
-                matches.end(step.ids, texts)
                 step.agreed = np.ones(2, np.int64)
             step.plan = planner.plan(step)
             confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))

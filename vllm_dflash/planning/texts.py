@@ -1,7 +1,6 @@
 """Free drafts: where a request's last tokens occurred before, what followed may follow again.
 
-They need no forward pass (prompt look-up; suffix decoding, arXiv 2411.04975). They are looked up in
-the request's own text and, if asked for, in what was written for other requests lately.
+They need no forward pass (prompt look-up; suffix decoding, arXiv 2411.04975).
 
 A text's index grows with it: each place knows the previous one that ends with the same two tokens,
 or with two that share their bucket. So a look-up compares only the last few places, however long
@@ -71,64 +70,6 @@ def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) 
     return best, start
 
 
-CAPACITY = 65536
-"""Tokens that are kept; half a megabyte. When they are full, the older half is dropped."""
-SHORTEST_RECENT = 4
-"""Shortest match, in tokens. Two or three in a row soon occur in another request's text, too."""
-END = -1
-"""Ends each output, so that it is not continued with the next one."""
-
-
-class RecentOutputs(NamedTuple):
-    """One text of the outputs of requests that ended lately, with its index; without room, [0],
-    nothing is kept. It holds all that the target wrote: also after a stop, where nothing is sent,
-    and for clients that have disconnected."""
-
-    text: Ints
-    """Tokens, [CAPACITY]."""
-    newest: Ints
-    before: Ints
-    length: Ints
-    """Number of tokens in it, [1]."""
-
-    @classmethod
-    def empty(cls, capacity: int) -> RecentOutputs:
-        """Make one with room for `capacity` tokens."""
-        text, before = np.zeros((2, capacity), np.int32)
-        return cls(text, np.zeros(BUCKETS, np.int32), before, np.zeros(1, np.int64))
-
-
-def remember(recent: RecentOutputs, output: Ints) -> None:
-    """Add an output; if it is longer than half the room, add only its first tokens."""
-    text, newest, before, length = recent
-    half, end = len(text) // 2, int(length[0])
-    size = min(len(output), half - 1)
-    if size < SHORTEST_RECENT:
-        return
-    if end + size + 1 > len(text):
-        text[:half] = text[end - half : end].copy()
-        newest[:] = 0
-        take_in(newest, before, text, 0, half)
-        end = half
-    text[end : end + size] = output[:size]
-    text[end + size] = END
-    length[0] = end + size + 1
-    take_in(newest, before, text, end, end + size + 1)
-
-
-@compiled
-def look_up_recent(recent: RecentOutputs, wanted: Ints, end: int) -> tuple[int, int]:
-    """Return how many last tokens of a text match, and where in `recent` what followed them is;
-    `end`: number of tokens in the text."""
-    if not recent.length[0] or end < SHORTEST_RECENT:
-        return 0, 0
-    place = recent.newest[(wanted[end - 2] * PAIR_FACTOR + wanted[end - 1]) % BUCKETS] - 1
-    size, start = longest_match(recent.before, recent.text, place, wanted, end)
-    if size < SHORTEST_RECENT or recent.text[start] == END:
-        return 0, 0
-    return size, start
-
-
 class TextIndex(NamedTuple):
     """Index of every request's text, by row."""
 
@@ -138,8 +79,6 @@ class TextIndex(NamedTuple):
     """See `take_in`, [rows, longest text]."""
     read: Ints
     """Tokens that are in the index, [rows]."""
-    output: Ints
-    """Where the newest part of the request's output begins, [rows]."""
     predicted: Ints
     """The last prediction, [rows, F]."""
     length: Ints
@@ -162,14 +101,11 @@ def append_tokens(texts: Ints, context_lens: Ints, sampled: Ints, produced: Ints
 
 
 @compiled
-def look_up(
-    index: TextIndex, recent: RecentOutputs, texts: Ints, requests: Ints, most: int
-) -> Predicted:
+def look_up(index: TextIndex, texts: Ints, requests: Ints, most: int) -> Predicted:
     """Take in the tokens of a step, check the last prediction, and make the next one.
 
     Args:
         index: index of the texts.
-        recent: recent outputs of other requests.
         texts: see `NgramIndex.look_up`.
         requests: rows in the index, `context_lens`, `produced` and `limits` of the requests; see
             there, [4, R].
@@ -189,8 +125,6 @@ def look_up(
         index.length[row] = 0
         if not produced[request]:
             continue
-        if end != index.read[row]:  # it has more than was written for it: a prompt, or another one
-            index.output[row] = end
         end += produced[request]
         newest, before = index.newest[row], index.before[row]
         if end < index.read[row]:  # a different text than before
@@ -204,15 +138,7 @@ def look_up(
         # One token after the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)
         match, start = longest_match(before, text, before[end - 1] - 1, text, end)
-        other, other_start = look_up_recent(recent, text, end)
-        left = 0  # tokens left of the other request's output
-        while other > match and left < room and recent.text[other_start + left] != END:
-            left += 1
-        if left and (left == room or match < SHORTEST):
-            matches[request], lengths[request] = other, left
-            for number in range(left):
-                predicted[number] = recent.text[other_start + number]
-        elif match >= SHORTEST:
+        if match >= SHORTEST:
             matches[request], lengths[request] = match, room
             for number in range(room):  # goes round where the text repeats itself
                 predicted[number] = text[start + number % (end - start)]
@@ -245,23 +171,17 @@ class FreeDrafts(Protocol):
     def restart(self, ids: Collection[str]) -> None:
         """Read the texts of these requests anew: they join the batch, or come back to it."""
 
-    def end(self, ids: Collection[str], texts: Ints) -> None:
-        """Forget requests of the last batch that have ended; see `NgramIndex.end`."""
-
 
 class NgramIndex(FreeDrafts):
     """Looks up what the texts of running requests predict."""
 
-    def __init__(
-        self, max_requests: int, max_tokens: int, most: int, *, shares_outputs: bool = False
-    ) -> None:
+    def __init__(self, max_requests: int, max_tokens: int, most: int) -> None:
         """Make room for `max_requests` requests at a time.
 
         Args:
             max_requests: most requests of a batch.
             max_tokens: most tokens of a text.
             most: most drafts of each request (F).
-            shares_outputs: whether to look up drafts in other requests' outputs as well.
         """
         # Twice the batch: requests that wait to be run again keep their index.
         num_rows = 2 * max_requests
@@ -270,13 +190,10 @@ class NgramIndex(FreeDrafts):
             np.zeros((num_rows, BUCKETS), np.int32),
             np.zeros((num_rows, max_tokens), np.int32),
             np.zeros(num_rows, np.int64),
-            np.zeros(num_rows, np.int64),
             np.zeros((num_rows, most), np.int64),
             np.zeros(num_rows, np.int64),
         )
-        self._recent = RecentOutputs.empty(CAPACITY if shares_outputs else 0)
-        self._ids: Sequence[str] = ()
-        self._rows = self._ends = NO_ROWS
+        self._rows = NO_ROWS
 
     def look_up(
         self,
@@ -300,34 +217,16 @@ class NgramIndex(FreeDrafts):
         rows, fresh = self._requests.of(ids)
         if len(fresh):
             self._index.forget(fresh)
-        self._ids, self._rows, self._ends = ids, rows, context_lens + 1
+        self._rows = rows
         requests = np.array([rows, context_lens, produced, limits], np.int64)
-        return look_up(self._index, self._recent, texts, requests, most)
+        return look_up(self._index, texts, requests, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
         """Return the first tokens of what the last look-up predicted for a request of the batch."""
         return self._index.predicted[self._rows[request], :length].tolist()
 
     def restart(self, ids: Collection[str]) -> None:
-        """Read the texts of these requests anew, if they are known. All that they have by then is
-        their prompt: a session whose input is streamed keeps its id, and gets more of it."""
+        """Read the texts of these requests anew, if they are known."""
         known = self._requests.known(ids)
         if len(known):
             self._index.forget(known)
-
-    def end(self, ids: Collection[str], texts: Ints) -> None:
-        """Forget requests of the last batch that have ended, and remember what was written.
-
-        Args:
-            ids: ids of requests that have ended; may include others.
-            texts: as they were at the last look-up.
-        """
-        for request, name in enumerate(self._ids):
-            if name not in ids:
-                continue
-            row = self._rows[request]
-            if len(self._recent.text) and self._index.read[row] == self._ends[request]:
-                start, end = self._index.output[row], self._ends[request]
-                remember(self._recent, texts[request, start:end])
-            self._index.forget(row)
-        self._ids = ()

@@ -13,7 +13,6 @@ from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, term
 from vllm_dflash.tools.demo.demo_command import add_demo
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.inspect.inspect_command import add_inspect
-from vllm_dflash.tools.parity.parity_command import add_parity
 from vllm_dflash.tools.verify.verify_command import add_verify
 
 
@@ -24,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"vllm-dflash {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add_command in (add_demo, add_inspect, add_verify, add_parity, add_bench):
+    for add_command in (add_demo, add_inspect, add_verify, add_bench):
         add_command(commands)
     parsed = parser.parse_args(arguments)
     return run_command(f"vllm-dflash {parsed.command}", lambda: parsed.run(parsed))

@@ -50,8 +50,6 @@ class Request(NamedTuple):
     max_tokens: int
     scored: int | None = None
     """A token whose regret as the next one to report."""
-    ignore_eos: bool = False
-    """Whether to continue after the end-of-text token."""
 
 
 class Finished(NamedTuple):
@@ -195,7 +193,7 @@ class EngineAnswers(SteppedEngine):
     def _admit(self, number: int, request: Request) -> None:
         name = next(self._names)
         self._running[name] = number, request
-        sampling: dict[str, Any] = {"ignore_eos": request.ignore_eos}
+        sampling: dict[str, Any] = {}
         if request.scored is not None:
             sampling["logprob_token_ids"] = [request.scored]
         self.add(name, request.tokens, request.max_tokens, whole=True, **sampling)
@@ -231,16 +229,6 @@ class EngineAnswers(SteppedEngine):
     def next_step(self) -> list[str] | None:
         """Return the next step's texts (see `write_by_step`); None after the last step."""
         return next(self._steps, None)
-
-    def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
-        """Continue tokens greedily, and write a recording of the drafting to the file.
-
-        Needs `RecordedDrafting` as worker extension.
-        """
-        self._engine.collective_rpc("record_drafting")
-        (written,) = complete(self, [Request(token_ids, tokens, ignore_eos=True)], 1)
-        self._engine.collective_rpc("take_recording", args=(file,))
-        return written.tokens
 
 
 def _regret(output: Output, token: int) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
 import pytest
 
 from loads.measures import WaitingEngine, measure_arrivals, measure_decoding, measure_swing
-from loads.workload import ARRIVALS, LONGEST, MIXED, SHORT, SHORTEST, SWING, LoadsWorkload
+from loads.texts import turns_of_agents
+from loads.workload import AGENT, ARRIVALS, LONGEST, MIXED, SHORT, SHORTEST, SWING, LoadsWorkload
 from support.counted_engine import PROMPTS, FakeEngine
 from vllm_dflash.tools.bench.bench_plan import CLOSED
 
@@ -109,3 +111,22 @@ def test_a_context_is_measured_from_several_ends_where_there_is_room() -> None:
     # 10 new tokens, as many to spare, 64 from the limit
     assert [len(contexts.plan_contexts(texts, room)) for room in (147, 148, 4 * 148)] == [0, 1, 2]
     assert workload(CLOSED).highest_concurrency == contexts.highest_concurrency == 4
+
+
+def test_a_turn_of_an_agent_begins_with_all_earlier_ones() -> None:
+    """So they are in the prefix cache, but not those of another round or conversation."""
+    turns = turns_of_agents(2, 4, "round 1")
+    for conversation in zip(*turns, strict=True):
+        for earlier, later in itertools.pairwise(conversation):
+            assert later.startswith(earlier)
+            assert len(later) > len(earlier) + 1000
+    starts = {prompt[:40] for prompt in [*turns[0], *turns_of_agents(2, 1, "round 2")[0]]}
+    assert len(starts) == 4
+
+
+def test_every_turn_of_an_agent_is_measured_in_order() -> None:
+    plan = replace(workload(AGENT), turns=3).plan_round({}, 1)
+    assert [(one.load, one.setting) for one in plan] == [
+        (f"agent, {count} at a time", turn) for count in (1, 4) for turn in (1, 2, 3)
+    ]
+    assert [len(one.arguments["prompts"]) for one in plan] == [1, 1, 1, 4, 4, 4]

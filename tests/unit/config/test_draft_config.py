@@ -73,6 +73,10 @@ def test_what_vllm_is_told() -> None:
     bare = hf(dflash_config=None)
     describe_to_vllm(vllms(bare, bare), DRAFTER)
     assert bare == hf(dflash_config=TOLD, architectures=ours)
+    # Of a drafter in the format of the speculators library; vLLM looks there first.
+    speculators = hf(eagle_aux_hidden_state_layer_ids=[99])
+    describe_to_vllm(vllms(speculators, speculators), DRAFTER)
+    assert speculators.eagle_aux_hidden_state_layer_ids == [tap + 1 for tap in DRAFTER.taps]
 
 
 @pytest.mark.parametrize("asked", [None, 4096])

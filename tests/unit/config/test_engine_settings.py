@@ -92,6 +92,19 @@ def test_lengths_to_capture_are_written_where_graphs_are_captured() -> None:
     assert written({"model": "it"}, replace(PLAIN, captures_lengths=True)) == {**ALWAYS, **table}
 
 
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ([0.9] * 6 + [0.5], [0.9] * 6 + [0.5]),
+        ([0.9] * 10, [0.9] * 7),
+        ([0.9, 0.2], [0.9] + [0.2] * 6),
+    ],
+)
+def test_synthetic_rates_are_as_many_as_drafts(rates: list[float], expected: list[float]) -> None:
+    found = written({"model": "it", "synthetic_acceptance_rates": rates})
+    assert found == {**ALWAYS, "synthetic_acceptance_rates": expected}
+
+
 def test_drafts_are_never_sampled() -> None:
     with log_lines() as lines:
         config = {"model": "it", "draft_sample_method": "probabilistic"}

@@ -93,7 +93,6 @@ def test_options_of_a_pair_that_fits(
         ({"num_speculative_tokens": 3}, {}, (3, 3, True)),
         ({"num_speculative_tokens": 1}, {}, (1, 1, True)),
         ({"free_drafts": "off"}, {}, (7, 7, False)),
-        ({"free_drafts": "shared"}, {}, (MOST_FREE_DRAFTS, 7, True)),
         ({"draft_length": "fixed"}, {}, (7, 7, False)),
         ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take the memory of a state
         ({"free_drafts": "off"}, {"is_hybrid": True}, (7, 7, False)),
@@ -111,7 +110,6 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     options = resolve(settings, config, target(**facts), engine(), parallel())
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
-    assert options.shares_outputs == (own.get("free_drafts") == "shared")
     assert from_json(options.to_json()) == options
     width = options.draft_width
     most_free = width if options.free_drafts else 0
@@ -258,10 +256,10 @@ def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
 
 
 def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
-    settings = SpeculativeSettings(model=str(drafter), objective="fair", draft_window=12)
+    settings = SpeculativeSettings(model=str(drafter), objective="throughput", draft_window=12)
     mode = resolve(settings, drafter_config(), target(), engine(), parallel())
     assert from_json(mode.to_json()) == mode
-    assert (mode.is_fair, mode.drafter.draft_window) == (True, 12)
+    assert (mode.is_fair, mode.drafter.draft_window) == (False, 12)
 
 
 @pytest.mark.parametrize(
@@ -326,19 +324,3 @@ def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str)
         check_weights(spec, drafter)
     assert str(refused.value).endswith(".")
     assert not str(refused.value).endswith("..")
-
-
-@pytest.mark.parametrize(
-    ("is_v2", "length", "remedy"),
-    [
-        (False, "fixed", "leave one of the two out"),
-        (True, "adaptive", "leave 'free_drafts' out"),
-    ],
-)
-def test_answers_are_not_shared_where_nothing_is_looked_up(
-    monkeypatch: pytest.MonkeyPatch, drafter: Path, is_v2: bool, length: Any, remedy: str
-) -> None:
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    settings = SpeculativeSettings(model=str(drafter), free_drafts="shared", draft_length=length)
-    with pytest.raises(ValueError, match=remedy):
-        resolve(settings, drafter_config(), target(), engine(), parallel())

@@ -334,7 +334,7 @@ def test_placeholders_are_no_drafts(
     """They go to a request that comes back, or whose name another request has by now. All drafts of
     the second request were rejected; the third had none in this step."""
     host = handed_over()
-    host.begin_step(admitted, ended, host.all_texts)
+    host.begin_step(admitted, ended)
     host.verify("abc", [2, 2, 0], [2, 1, 1])
     assert counted(host) == expected
 
@@ -367,7 +367,7 @@ def test_free_drafts_are_known_until_they_are_verified() -> None:
 
 def test_who_has_ended_is_forgotten_with_all_it_had() -> None:
     host = handed_over()
-    host.begin_step(set(), {"a", "b", "c"}, host.all_texts)
+    host.begin_step(set(), {"a", "b", "c"})
     assert not host._handed_over
 
 

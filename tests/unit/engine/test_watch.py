@@ -40,7 +40,7 @@ def test_drafts_that_are_not_finite() -> None:
     watched.statistics.nan_drafts = 3
     (warning,) = watched.look()
     assert "WARNING DFlash: the logits of 3 drafts were not finite" in warning
-    assert "vllm-dflash parity D --target T" in warning
+    assert "benchmarks/parity D --target T" in warning
 
 
 def test_acceptance_stuck_at_zero() -> None:
@@ -50,7 +50,7 @@ def test_acceptance_stuck_at_zero() -> None:
     assert f"of the last {ENOUGH_VERIFICATIONS} verifications 1 were accepted" in warning
     assert "another target" in warning
     assert "thinking mode" in warning
-    assert "vllm-dflash parity D --target T" in warning
+    assert "vllm-dflash inspect D --target T" in warning
 
 
 def test_many_requests_that_are_rejected_at_once() -> None:

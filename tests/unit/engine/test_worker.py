@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from support import ROOT, TESTS, importing_support
+from support import TESTS, importing_support
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
@@ -269,7 +269,6 @@ def test_on_a_gpu_nothing_imports_v1_or_what_takes_cuda_out_of_torch() -> None:
     will leave vLLM. Covers our package on a GPU, and what is run on GPUs to test it."""
     code = f"""
 import runpy, sys
-sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import gpu.gpu_kernels, gpu.gpu_soak, gpu.gpu_text
 from importlib import import_module
 from vllm_dflash.config.mode import GPU_WORKER, SCHEDULER

@@ -14,9 +14,9 @@ from drafter_training.losses import block_loss
 from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
 from drafter_training.trainer import Trainer
+from reference.reference_drafter import ReferenceDrafter
 from smollm2 import drafter as smollm2
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
 
 PAIRS = [([1, 2, 3], [4, 5, 6, 7, 8]), ([9], [10, 11, 12])]
 

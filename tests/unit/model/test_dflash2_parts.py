@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.model_executor.models.qwen3_dflash2 import _grouped_conv, _score_edges
 
+from reference.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 from vllm_dflash.checkpoint.spec import DFlash2
 from vllm_dflash.model.dflash2_layers import convolve, walk
-from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 
 HIDDEN = 12
 widths = st.lists(st.integers(1, 6), min_size=1, max_size=5)

@@ -13,13 +13,13 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.lilicorr import LiLiCorrHead
 
+from reference.reference_lilicorr import ReferenceLattice, walk
 from support.pairs import drafter_config, lilicorr_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import LATTICE, called_here, lattice_tensors
 from vllm_dflash.model.dflash2_layers import walk as walk_of_blocks
 from vllm_dflash.model.lilicorr_head import load_head, make_head
-from vllm_dflash.model.reference_lilicorr import ReferenceLattice, walk
 
 WIDTHS: dict[str, dict[str, Any]] = {
     "narrower": {},

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from reference.reference_drafter import ReferenceDrafter
 from support import DEMO
 from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter
 
 HIDDEN = torch.tensor([[-8.0, 0.5, 4.0]])
 

@@ -50,3 +50,17 @@ def test_what_a_probe_shows_is_not_missed() -> None:
     assert cadence.is_due(8)
     cadence.watch()
     assert due(cadence, SOON + 10) == [*range(SOON), SOON - 1 + 10]
+
+
+def test_steps_that_pass_count_once() -> None:
+    """Whether they were planned or not: what probes may cost grows with them."""
+    cadence = Cadence()
+    cadence.observe(1e-3, 0.01)
+    passed = []
+    for number in range(25):
+        if cadence.is_due(8):
+            passed.append(cadence.steps_since_plan())
+        if number == 10:
+            cadence.watch()
+    assert passed == [1, 10, 1, 1, 1, 1, 10]
+    assert sum(passed) == 25

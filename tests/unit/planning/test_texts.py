@@ -123,6 +123,18 @@ def test_a_text_that_became_another_is_read_again() -> None:
     assert engine.predicted(0, 2) == [9, 7]
 
 
+def test_who_joins_the_batch_is_read_anew() -> None:
+    """Under the same name, with a text as long, or the next part of a session's input."""
+    engine = Engine()
+    engine.start(0, [1, 2, 3, 4, 5, 6, 1])
+    assert engine.step(["a"], [[2]]).lengths.tolist() == [5]
+    engine.start(0, [7, 8, 9, 4, 5, 6, 3, 5, 7])
+    engine.matches.restart(["a", "of another batch"])
+    found = engine.step(["a"], [[8]])
+    assert found.known.tolist() == [0]
+    assert engine.predicted(0, 2) == [9, 4]
+
+
 @pytest.mark.parametrize("length", [100, 400])
 def test_a_text_that_was_written_to_be_slow_is_looked_up_in_few_places(length: int) -> None:
     """Thousands of places end like the text and go no further: only the last ones are compared."""

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from parity.check import check_parity
 from support import DEMO
 from support.engines import DRAFTER, TARGET
 from support.pairs import make_pair
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.comparison import Comparison
-from vllm_dflash.tools.parity.check import check_parity
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 

@@ -8,11 +8,11 @@ import pytest
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from loads.step_times import TIMED
+from parity.check import engine_arguments
+from parity.recorder import RECORDED, RecordedDrafting
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import GPUWorker
-from vllm_dflash.tools.parity.check import engine_arguments
-from vllm_dflash.tools.parity.recorder import RECORDED, RecordedDrafting
 
 
 @pytest.mark.parametrize("name", [TIMED, RECORDED])

@@ -56,9 +56,8 @@ def log_free_drafts(mode: Mode) -> None:
     """Log that free drafts are on."""
     is_short = mode.runner == "v1" and mode.most_free < MOST_FREE_DRAFTS
     logger().info(
-        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s%s",
+        "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
         mode.most_free,
-        ", and of others' recent answers" if mode.shares_outputs else "",
         f". Up to {MOST_FREE_DRAFTS} without num_speculative_tokens, LoRA, linear attention, a"
         " scheduler of your own, or a small max_num_batched_tokens"
         if is_short
@@ -141,7 +140,7 @@ class DraftWatch:
 
     def __init__(self, statistics: DraftStatistics, *, target: str, drafter: str) -> None:
         self._statistics = statistics
-        self._parity = f"vllm-dflash parity {drafter} --target {target}"
+        self._pair = f"{drafter} --target {target}"
         self._warned_of_nan = self._warned_of_zero = False
         self._steps = self._verifications = self._accepted = 0
 
@@ -153,9 +152,10 @@ class DraftWatch:
             logger().warning(
                 "DFlash: the logits of %d drafts were not finite. They are dropped, so the output"
                 " is right, but slower. Usual causes: damaged weights, or a dtype too narrow for"
-                " them (float16). To find the first stage that fails, run: %s",
+                " them (float16). To find the first stage that fails, in a clone of vllm-dflash:"
+                " python benchmarks/parity %s",
                 now.nan_drafts,
-                self._parity,
+                self._pair,
             )
         self._steps += 1
         # Free drafts say nothing about the drafter.
@@ -175,8 +175,8 @@ class DraftWatch:
                 " is right, but drafting is of no use. Usual causes: a drafter trained for another"
                 " target, or for another version of it; a chat template or thinking mode it was"
                 " not trained on; taps, scaling or rotation that its config states wrongly."
-                " To check what it computes, run: %s",
+                " To compare its config with the target's: vllm-dflash inspect %s",
                 verifications,
                 accepted,
-                self._parity,
+                self._pair,
             )

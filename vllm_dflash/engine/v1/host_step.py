@@ -120,21 +120,17 @@ class HostStep:
         self._skip_steps = 0
         """Number of next steps that need no new plan, as long as the batch stays the same."""
 
-    def begin_step(self, admitted: set[str], ended: set[str], texts: Ints) -> None:
+    def begin_step(self, admitted: set[str], ended: set[str]) -> None:
         """Prepare for a step that is about to run.
 
         Args:
             admitted: requests that join or resume in this step; vLLM has dropped their drafts.
             ended: requests that have ended.
-            texts: `TargetBatch.texts`, as it was at the last look-up.
         """
         for name in admitted | ended:
             self._handed_over.pop(name, None)
-        if self.free_drafts is not None:
-            if ended:
-                self.free_drafts.end(ended, texts)
-            if admitted:
-                self.free_drafts.restart(admitted)
+        if self.free_drafts is not None and admitted:
+            self.free_drafts.restart(admitted)
 
     def run(self, step: StepRecord, batch: TargetBatch) -> list[list[int]]:
         """Drafts of each request to verify next.

@@ -137,15 +137,13 @@ class PlannedProposer(DFlashProposer):
 
     def start_planning(self, costs: StepCosts) -> Planner:
         """Start planning draft lengths from these costs. Returns the planner."""
-        host, most_free, shares = self.host, self.most_free, self.mode.shares_outputs
+        host, most_free = self.host, self.most_free
         sizes, fair = (self.width, self.max_batch_size), self.mode.is_fair
         planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
         host.planner = planner
         if most_free:
             longest = self.runner.max_model_len
-            host.free_drafts = NgramIndex(
-                self.max_batch_size, longest, most_free, shares_outputs=shares
-            )
+            host.free_drafts = NgramIndex(self.max_batch_size, longest, most_free)
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.
@@ -177,9 +175,7 @@ class PlannedProposer(DFlashProposer):
             backlog.drop(
                 fresh_cache_blocks(scheduler_output, *group) + useless, self.cache_block_size
             )
-        self.host.begin_step(
-            newly_admitted(scheduler_output), scheduler_output.finished_req_ids, batch.token_ids_cpu
-        )
+        self.host.begin_step(newly_admitted(scheduler_output), scheduler_output.finished_req_ids)
 
     def prepare_next_token_ids_padded(
         self,

@@ -90,6 +90,8 @@ class LoadedSpeculator(DFlashSpeculator):
                 vllm_config=self._config_of_layers(), model_config=self.draft_model_config
             )
         language_model = getattr(target_model, "get_language_model", lambda: target_model)()
+        if not hasattr(language_model, "compute_logits"):  # it is only the layers
+            language_model = target_model
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
         if self.enable_adaptive_verification:

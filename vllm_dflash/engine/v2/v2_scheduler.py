@@ -154,7 +154,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         return Directions(ahead.runs_block, ahead.min_verified, could_draft, learned=self._news())
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> PlanAhead:
-        ahead = self.planner.plan(names, context, limits, self._cadence.steps)
+        ahead = self.planner.plan(names, context, limits, self._cadence.steps_since_plan())
         if ahead.is_probe:
             self._cadence.watch()
             return ahead

@@ -1,4 +1,4 @@
-"""What `vllm-dflash parity` returns and prints, and that an interrupted one leaves nothing."""
+"""What `benchmarks/parity` returns and prints, and that an interrupted one leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from parity import check
+from parity.parity_command import DIFFERS, EQUAL, main
+from parity.parity_report import HINTS, Acceptance, ParityReport, Stage
 from support import DEMO
-from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.engine_process import EngineDied
-from vllm_dflash.tools.parity import check
-from vllm_dflash.tools.parity.parity_command import DIFFERS, EQUAL
-from vllm_dflash.tools.parity.parity_report import HINTS, Acceptance, ParityReport, Stage
 
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
 
@@ -70,21 +69,21 @@ def test_exit_codes(
     code: int,
 ) -> None:
     answers(monkeypatch, outcome)
-    assert cli.main(["parity", *PAIR]) == code
+    assert main(PAIR) == code
     out, err = capfd.readouterr()
     if isinstance(outcome, Exception):
         assert not out
         assert str(outcome.args[0]) in err
         assert ("Traceback" in err) == isinstance(outcome, KeyError)
     if code == INTERRUPTED:
-        assert err.endswith("vllm-dflash parity: interrupted\n")
+        assert err.endswith("parity: interrupted\n")
 
 
 def test_json_names_the_culprit(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answers(monkeypatch, FAULTY)
-    cli.main(["parity", *PAIR, "--json"])
+    main([*PAIR, "--json"])
     written = json.loads(capfd.readouterr().out)
     assert written["schema"] == "vllm-dflash.parity/2"
     assert (written["verdict"], written["culprit"]) == ("differs", "embedding")
@@ -96,14 +95,14 @@ def test_tables_mark_the_first_difference(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answers(monkeypatch, FAULTY)
-    cli.main(["parity", *PAIR])
+    main(PAIR)
     out = capfd.readouterr().out
     (marked,) = (line for line in out.splitlines() if "first difference" in line)
     assert "embedding" in marked
     assert "worst at prompt 2, step 3" in marked
     assert f"Differs from embedding on: {HINTS['embedding']}." in out
     answers(monkeypatch, CLEAN)
-    cli.main(["parity", *PAIR])
+    main(PAIR)
     out = capfd.readouterr().out
     assert "Equal" in out
     assert "first difference" not in out
@@ -114,7 +113,7 @@ def test_names_of_models_are_no_markup(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answers(monkeypatch, replace(CLEAN, drafter="[red]d", target="t[/red][/x]"))
-    assert cli.main(["parity", *PAIR]) == EQUAL
+    assert main(PAIR) == EQUAL
     assert "[red]d for t[/red][/x]: runner v1" in capfd.readouterr().out
 
 
@@ -122,6 +121,7 @@ def test_names_of_models_are_no_markup(
     ("arguments", "message"),
     [
         (["./nowhere/drafter", "--target", str(DEMO / "target")], "nowhere/drafter"),
+        (["models/demo/draftr", *PAIR[1:]], "no such folder, and not a repository name"),
         ([str(DEMO / "drafter"), "--target", "./nowhere"], "nowhere"),
         ([*PAIR, "--prompts", "nothing.jsonl"], "pass another --prompts"),
     ],
@@ -129,7 +129,22 @@ def test_names_of_models_are_no_markup(
 def test_refused_before_an_engine_starts(
     capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert cli.main(["parity", *arguments]) == COULD_NOT_RUN
+    assert main(arguments) == COULD_NOT_RUN
     out, err = capfd.readouterr()
     assert not out
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        ([*PAIR, "--tolerance", "nan"], "nan is not a non-negative number"),
+    ],
+)
+def test_usage_errors(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err

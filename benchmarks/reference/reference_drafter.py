@@ -26,11 +26,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from reference.reference_dflash2 import ReferenceConvolution, ReferenceSelector
+from reference.reference_lilicorr import ReferenceLattice, walk
 from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, called_here, parse_mask_embedding
-from vllm_dflash.model.reference_dflash2 import ReferenceConvolution, ReferenceSelector
-from vllm_dflash.model.reference_lilicorr import ReferenceLattice, walk
 
 
 def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:

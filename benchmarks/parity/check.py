@@ -5,22 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from loads.answers import importing_benchmarks
+from parity.compare_recordings import compare
+from parity.oracle import Oracle
+from parity.parity_report import BUILT_IN, MAX_MODEL_LEN, TOKENS, ParityReport
+from parity.recorded_answers import START, RecordedAnswers
+from parity.recorder import RECORDED, Recording
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
-from vllm_dflash.tools.parity.compare_recordings import compare
-from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.parity_report import (
-    BUILT_IN,
-    MAX_MODEL_LEN,
-    TOKENS,
-    ParityReport,
-)
-from vllm_dflash.tools.parity.recorder import RECORDED, Recording
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
 
@@ -86,8 +82,11 @@ def check_parity(
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,
     ):
-        with EngineProcess(logs / "engine.log", **arguments) as process:
-            recordings = record_prompts(process.answers, prompts, tokens, Path(folder), progress)
+        with EngineProcess(
+            logs / "engine.log", start=START, environment=importing_benchmarks(), **arguments
+        ) as process:
+            answers = cast("RecordedAnswers", process.answers)
+            recordings = record_prompts(answers, prompts, tokens, Path(folder), progress)
         with progress.stage("loading the reference"):
             kind = getattr(torch, dtype)
             oracle = Oracle.load(target, drafter, kind, revision, drafter_overrides)
@@ -111,7 +110,7 @@ def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) 
 
 
 def record_prompts(
-    engine: EngineAnswers,
+    engine: RecordedAnswers,
     prompts: Sequence[Prompt],
     tokens: int,
     folder: Path,

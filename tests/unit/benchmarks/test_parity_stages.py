@@ -1,4 +1,4 @@
-"""Every stage of `vllm-dflash parity`, on recordings with one planted fault each; no engine."""
+"""Every stage of `benchmarks/parity`, on recordings with one planted fault each; no engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from parity.compare_recordings import compare, gap_to_best, relative_error
+from parity.oracle import Oracle
+from parity.parity_report import ParityReport
+from parity.recorder import DraftStep, Recording
+from reference.reference_drafter import ReferenceDrafter
 from support.pairs import Pair, make_pair
 from support.simulated_engine import oracle_of, simulate, write
-from vllm_dflash.model.reference import ReferenceDrafter
-from vllm_dflash.tools.parity.compare_recordings import compare, gap_to_best, relative_error
-from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.parity_report import ParityReport
-from vllm_dflash.tools.parity.recorder import DraftStep, Recording
 
 PROMPT_LENGTH, NEW_TOKENS = 40, 12
 MIXED: dict[str, Any] = {

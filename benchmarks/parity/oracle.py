@@ -1,4 +1,4 @@
-"""Computes the expected values, with `reference.py` and the Hugging Face target."""
+"""Computes the expected values, with the reference drafter and the Hugging Face target."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from reference.reference_drafter import ReferenceDrafter, target_step
 from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.model.reference import ReferenceDrafter, target_step
 
 
 @dataclass(frozen=True)

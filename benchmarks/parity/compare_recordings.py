@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_dflash.tools.parity.oracle import Oracle
-from vllm_dflash.tools.parity.parity_report import (
+from parity.oracle import Oracle
+from parity.parity_report import (
     TOLERANCES,
     Acceptance,
     ParityReport,
     Stage,
     stage_names,
 )
-from vllm_dflash.tools.parity.recorder import NOT_VERIFIED, DraftStep, Recording
+from parity.recorder import NOT_VERIFIED, DraftStep, Recording
 from vllm_dflash.tools.progress import Progress
 
 

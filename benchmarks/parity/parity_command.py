@@ -1,13 +1,20 @@
-"""`vllm-dflash parity`: its arguments, and what it prints."""
+"""Compare the engine's drafter with the PyTorch reference, and name the first stage that differs.
+
+    scripts/run.sh python benchmarks/parity models/demo/drafter --target models/demo/target
+    scripts/run.sh python benchmarks/parity DRAFTER --target TARGET --prompts prompts.jsonl --json
+
+Generates text, records every stage of every draft in the engine, and computes the same with the
+Hugging Face target and the reference drafter: end to end, and each stage alone from the engine's
+inputs. docs/engineering/parity.md says how to read the result.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
-from vllm_dflash.tools.arguments import add_number, add_pair, add_prompts, not_negative
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, TERMINATED, print_report
-from vllm_dflash.tools.parity.parity_report import (
+from parity.parity_report import (
     BUILT_IN,
     MAX_MODEL_LEN,
     TOKENS,
@@ -15,6 +22,9 @@ from vllm_dflash.tools.parity.parity_report import (
     make_notes,
     make_tables,
 )
+from vllm_dflash.tools.arguments import add_number, add_pair, add_prompts, not_negative
+from vllm_dflash.tools.cli import run_command
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, TERMINATED, print_report
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
 
@@ -22,20 +32,18 @@ EQUAL, DIFFERS = 0, 1
 NUM_PROMPTS = 4
 
 
-def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the sub-command to the command line."""
-    parser = commands.add_parser(
-        "parity",
-        help="compare the engine's drafter with the PyTorch reference, stage by stage",
-        description="Compare the engine's drafter with the PyTorch reference, and name the first"
-        " stage that differs.\nGenerates text, records every stage of every draft in the engine,"
-        " and computes the same with the\nHugging Face target and the reference drafter: end to"
-        " end, and each stage alone from the engine's\ninputs.",
-        epilog="examples:\n"
-        "  vllm-dflash parity models/demo/drafter --target models/demo/target\n"
-        "  vllm-dflash parity models/demo/drafter --target models/demo/target"
-        " --prompts models/demo/held_out.jsonl --json\n\n"
-        f"exit code: {EQUAL} equal, {DIFFERS} differs, {COULD_NOT_RUN} could not run,"
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare and print. Returns the exit code."""
+    parsed = make_parser().parse_args(arguments)
+    return run_command("parity", lambda: run_parity(parsed))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser."""
+    parser = argparse.ArgumentParser(
+        prog="parity",
+        description=__doc__,
+        epilog=f"exit code: {EQUAL} equal, {DIFFERS} differs, {COULD_NOT_RUN} could not run,"
         f" {INTERRUPTED} or {TERMINATED} interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -60,18 +68,18 @@ def add_parity(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_number(parser, "--max-model-len", MAX_MODEL_LEN, about)
     parser.add_argument("--model-impl", metavar="NAME", help="as for `vllm serve`")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.set_defaults(run=run_parity)
+    return parser
 
 
 def run_parity(parsed: argparse.Namespace) -> int:
-    """Compare and print. Returns the exit code; `cli.main` reports what this raises."""
+    """Compare and print. Returns the exit code; `run_command` reports what this raises."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     prompts = read_prompts(parsed.prompts or BUILT_IN, parsed.num_prompts)
     progress = progress_on()
     with progress.stage("loading vLLM"):
-        from vllm_dflash.tools.parity.check import check_parity
+        from parity.check import check_parity
 
     report = check_parity(
         parsed.drafter,

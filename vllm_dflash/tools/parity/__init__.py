@@ -1,1 +1,0 @@
-"""`vllm-dflash parity`: checks that the engine's drafter computes what `reference.py` does."""
