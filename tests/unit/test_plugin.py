@@ -310,9 +310,7 @@ def test_triton_on_a_cpu_selects_a_runner_that_is_not_measured_there(
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", asked and bool(int(asked)))
     with log_lines() as lines:
-        engine_args(
-            pair, speculative_config={"method": "dflash", "model": str(pair.drafter)}
-        ).create_engine_config()
+        pair.start()
     assert sum("VLLM_USE_V2_MODEL_RUNNER=0 selects it" in line for line in lines) == (not asked)
 
 
