@@ -13,7 +13,6 @@ from support.context_rows import written_step_by_step
 from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_of, token_ids
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.texts import SHORTEST
@@ -139,9 +138,3 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
     monkeypatch.setattr(policy, "lengths", compared)
     llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
     assert seen > 20
-
-
-def test_a_block_has_the_drafters_width_and_a_request_room_for_more(llm: LLM) -> None:
-    proposer = proposer_of(llm)
-    assert (proposer.width, proposer.num_speculative_tokens) == (7, MOST_FREE_DRAFTS)
-    assert llm.llm_engine.vllm_config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS

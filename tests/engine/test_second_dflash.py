@@ -10,7 +10,6 @@ import pytest
 
 from support import DEMO
 from support.engines import (
-    DRAFTER,
     FIXED,
     USES_V2,
     as_the_reference,
@@ -90,10 +89,3 @@ def test_asynchronous_scheduling(plain: list[list[int]], drafter: Path) -> None:
         assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["nan_drafts"] == 0
-
-
-def test_all_drafters_are_of_one_size() -> None:
-    """So that their acceptance can be compared."""
-    drafters = (DRAFTER, DRAFTER2, LILICORR)
-    sizes = [(folder / "model.safetensors").stat().st_size for folder in drafters]
-    assert max(sizes) - min(sizes) < 0.02 * sizes[0]

@@ -15,11 +15,9 @@ import pytest
 
 from support.selection_table import (
     ANY,
-    BACKENDS,
     CAPABILITIES,
     FEW,
     TRIMMED,
-    Cell,
     Row,
     cells,
     markdown,
@@ -28,17 +26,7 @@ from support.selection_table import (
     version,
 )
 
-# From vLLM's backends. FlashAttention 3 takes any batch into a graph, and so does version 4 (10.0)
-# from vLLM 0.33 on. Until 0.33, FlashInfer needs XQA's kernels (9.0, 12.0) for graphs of more than
-# one row a request. For ragged ones it needs those of large Blackwells (10.0).
 IS_0_33 = version() != "0.32"
-BY_BACKEND = {
-    "8.0": (FEW, FEW if IS_0_33 else ANY, TRIMMED, TRIMMED, FEW),
-    "8.9": (FEW, FEW if IS_0_33 else ANY, TRIMMED, TRIMMED, FEW),
-    "9.0": (TRIMMED, FEW, TRIMMED, TRIMMED, TRIMMED),
-    "10.0": (TRIMMED if IS_0_33 else FEW, TRIMMED, TRIMMED, TRIMMED, TRIMMED),
-    "12.0": (FEW, FEW, TRIMMED, TRIMMED, FEW),
-}
 
 
 @pytest.fixture(scope="module")
@@ -49,35 +37,6 @@ def table() -> list[Row]:
 def test_every_cell_starts(table: list[Row]) -> None:
     assert [row for row in table if row.error] == []
     assert [row.cell for row in table] == [cell for c in CAPABILITIES for cell in cells(c)]
-
-
-def test_what_plans_by_capability_and_backend(table: list[Row]) -> None:
-    for row in table:
-        cell = row.cell
-        if cell == Cell(cell.capability, cell.backend, cell.target):
-            expected = BY_BACKEND[cell.capability][BACKENDS.index(cell.backend)]
-            if cell.target == "hybrid" and expected == TRIMMED:
-                expected = FEW  # a state must not see trimmed drafts
-            assert row.mechanism == expected, row
-
-
-def test_what_plans_with_other_settings(table: list[Row]) -> None:
-    by_default = {row.cell: row.mechanism for row in table}
-    for row in table:
-        cell = row.cell
-        is_ampere = cell.capability in ("8.0", "8.9")
-        if cell.level in ("-O0", "-O1", "eager"):
-            expected = ANY
-        elif not cell.has_kernels:
-            expected = FEW if IS_0_33 and is_ampere else ANY
-        elif not cell.may_trim:
-            expected = FEW
-        elif cell.drafter_backend == "FLASHINFER" and is_ampere and not IS_0_33:
-            expected = ANY  # the target could, but all layers share the mode of graphs
-        else:
-            # The way of scheduling makes no difference.
-            expected = by_default[Cell(cell.capability, cell.backend, cell.target)]
-        assert row.mechanism == expected, row
 
 
 def test_it_is_trimmed_exactly_where_vllm_allows_it(table: list[Row]) -> None:

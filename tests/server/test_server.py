@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,19 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(log, TARGET, "--max-num-seqs=16", *dflash(DRAFTER)) as ready:
         yield ready
-
-
-def test_one_line_says_that_we_are_active(server: Server) -> None:
-    lines = [line for line in server.log.read_text().splitlines() if "is active" in line]
-    assert len(lines) == 1
-    assert "INFO" in lines[0]
-    assert re.search(
-        rf"vllm-dflash \d+\.\d+\.\d+ is active: drafter {re.escape(str(DRAFTER))}, draft length"
-        r" adaptive \(up to 7 tokens a step; with free drafts 32, vLLM's num_spec_tokens\), runner"
-        r" v1, block size 8, taps: outputs of layers \[1, 3, 4\], counted from 0 \(vLLM's auxiliary"
-        r" layers \(2, 4, 5\)\)",
-        lines[0],
-    )
 
 
 def test_the_warning_of_our_scheduler_is_explained(server: Server) -> None:
@@ -114,28 +100,6 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     assert f'vllm:dflash_skipped_steps_total{{engine="0",model_name="{MODEL}"}} ' in text
 
 
-def test_streaming_gives_the_same_text(server: Server) -> None:
-    stream = server.client.completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=48, temperature=0.0, stream=True
-    )
-    pieces = [chunk.choices[0].text for chunk in stream]
-    assert len(pieces) > 1
-    assert "".join(pieces) == server.complete(PROMPT)
-
-
-def test_chat(server: Server) -> None:
-    answer = server.client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=24,
-        temperature=0.0,
-        extra_body={"ignore_eos": True},
-    )
-    assert answer.choices[0].message.content
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 24
-
-
 def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:
     """One such request used to end the engine for all, in any step that verified drafts."""
 
@@ -168,37 +132,3 @@ def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:
     )
     assert chat.choices[0].logprobs is not None
     assert len(chat.choices[0].logprobs.content or []) == 8
-
-
-def test_a_client_that_hangs_up_mid_stream_harms_nobody(server: Server) -> None:
-    expected = server.complete(PROMPT)
-    streams = [
-        server.client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=400, temperature=0.0, stream=True
-        )
-        for prompt in held_out_prompts(4)
-    ]
-    for stream in streams:
-        next(iter(stream))
-        stream.close()
-    assert server.complete(PROMPT) == expected
-    wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "no request")
-
-
-def test_a_request_that_ends_at_the_context_limit_among_others(server: Server) -> None:
-    body = {"model": MODEL, "prompt": PROMPT}
-    room = 512 - httpx.post(f"{server.url}/tokenize", json=body).json()["count"]
-    stream = server.client.completions.create(
-        model=MODEL,
-        prompt=PROMPT,
-        max_tokens=room,
-        temperature=0.0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    )
-    texts = [server.complete(prompt, max_tokens=16) for prompt in held_out_prompts(6)]
-    assert all(texts)
-    *_, last = stream
-    assert last.usage is not None
-    assert last.usage.completion_tokens == room

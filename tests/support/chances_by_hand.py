@@ -96,14 +96,6 @@ def bias_of_all(chances: Chances) -> float:
     return float(accepted / expected)
 
 
-def bias_of(chances: Chances, rows: Ints) -> Floats:
-    """Return the same for some requests, [D]: the correction of a sure draft's survival."""
-    sure = Chances.of(1, len(chances.bias))
-    sure.rates[:] = 0.5
-    known = sure._replace(bias=chances.bias, bias_of_all=chances.bias_of_all)
-    return 2 * expect(known, rows, np.ones((len(rows), 1)), np.ones(len(rows), np.int64))[:, 0]
-
-
 def observe(chances: Chances, confidence: Floats, tried: Ints, right: Ints) -> None:
     """Learn from blocks [D, w] of the first D rows, of which `tried` drafts were verified."""
     rows = np.arange(len(confidence))

@@ -105,39 +105,6 @@ GPT_OSS: Fields = {
         "truncate": False,
     },
 }
-GPT_OSS_SPEC: Fields = {
-    **QWEN_SPEC,
-    "block_size": 8,
-    "mask_token_id": 200000,
-    "taps": (1, 6, 11, 16, 21),
-    "target_hidden_size": 2880,
-    "num_target_layers": 24,
-    "vocab_size": 201088,
-    "draft_vocab_size": 32000,
-    "hidden_size": 1440,
-    "intermediate_size": 7680,
-    "num_layers": 3,
-    "num_heads": 64,
-    "num_kv_heads": 4,
-    "head_dim": 64,
-    "rms_norm_eps": 1e-6,
-    "attention_bias": True,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 150000.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-    },
-    "max_position_embeddings": 131072,
-    "windows": (None, None, None),
-    "causal": (False, False, False),
-    "logit_scale": 0.25,
-    "is_neox_style": False,
-}
-
 # A drafter of the speculators library, with a vocabulary of its own.
 SPECULATORS: Fields = {
     "architectures": ["DFlashDraftModel"],
@@ -186,49 +153,7 @@ SPECULATORS_SPEC: Fields = {
     "causal": (False, False, False),  # the library trains all layers bidirectional by default
 }
 
-# The fields that a config cannot leave out. The rest is as in vLLM for a Qwen3-like model.
-LEAST: Fields = {
-    "architectures": ["DFlashDraftModel"],
-    "block_size": 2,
-    "mask_token_id": 0,
-    "target_layer_ids": [0],
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-LEAST_SPEC: Fields = {
-    **QWEN_SPEC,
-    "block_size": 2,
-    "mask_token_id": 0,
-    "taps": (0,),
-    "target_hidden_size": 64,
-    "num_target_layers": None,
-    "vocab_size": 320,
-    "draft_vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 4,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "base_is_assumed": True,
-    "remarks": (
-        "config.json states no rope_theta: 1,000,000 is assumed. If the drafter was trained with"
-        ' another base, few drafts are accepted: write it as "rope_theta" in "drafter_overrides" of'
-        " the speculative config",
-    ),
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-    "max_position_embeddings": 32768,
-    "windows": (None, None),
-    "causal": (False, False),
-}
-
 WHOLE = {
     "z-lab": (QWEN, QWEN_SPEC),
-    "yarn, biases, own width": (GPT_OSS, GPT_OSS_SPEC),
     "speculators": (SPECULATORS, SPECULATORS_SPEC),
-    "the least": (LEAST, LEAST_SPEC),
 }

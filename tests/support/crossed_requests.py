@@ -88,7 +88,7 @@ NOT_OF_REQUESTS = {
     "skip_clone": "how a front end hands its object on",
     "output_text_buffer_length": "derived from `stop`",
     "watermarking": "only of engines with a watermark_config, which vLLM refuses with DFlash",
-    "logit_bias": "refused in any speculative decoding: test_sampling_settings.py",
+    "logit_bias": "refused in any speculative decoding: test_messages.py",
     "routed_experts_prompt_start": "only of models with experts",
     "trace_decode_token_ids": "refused in any speculative decoding",
 }

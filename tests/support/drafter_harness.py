@@ -13,7 +13,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -88,18 +87,15 @@ class Harness:
         **speculative: Any,
     ) -> None:
         """Set up one rank. Several ranks meet at a file and take the same steps, a process each."""
-        args = EngineArgs(
-            model=str(pair.target),
-            skip_tokenizer_init=True,
+        _set_torch_accelerator_to_noop()
+        self.config = pair.start(
+            speculative,
             dtype=dtype,
             enforce_eager=True,
             max_model_len=max_model_len,
             max_num_seqs=max_requests,
             tensor_parallel_size=num_ranks,
-            speculative_config={"method": "dflash", "model": str(pair.drafter), **speculative},
         )
-        _set_torch_accelerator_to_noop()
-        self.config = args.create_engine_config()
         self.max_model_len = max_model_len
         unlike = np.arange(1000, 1000 + max_requests * max_model_len, dtype=np.int32)
         self.texts = unlike.reshape(max_requests, max_model_len)

@@ -29,6 +29,16 @@ class Pair:
     def load_drafter(self) -> ReferenceDrafter:
         return ReferenceDrafter.load(self.spec, self.drafter)
 
+    def start(self, speculative: dict[str, Any] | None = None, **changes: Any) -> Any:
+        """Do what precedes any process of an engine with this pair; return vLLM's config."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        asked: dict[str, Any] = {"model": str(self.target), "max_model_len": 256}
+        asked |= {"skip_tokenizer_init": True, "dtype": "float32"}
+        drafts = {"method": "dflash", "model": str(self.drafter), **(speculative or {})}
+        asked["speculative_config"] = drafts
+        return EngineArgs(**asked | changes).create_engine_config()
+
 
 def drafter_config(**changes: Any) -> dict[str, Any]:
     """Return a z-lab-format config that fits `make_pair`'s default target."""

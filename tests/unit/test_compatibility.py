@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import vllm
-from vllm.engine.arg_utils import EngineArgs
 
 from support.log_lines import log_lines
-from support.pairs import Pair, make_pair
+from support.pairs import Pair
 from vllm_dflash import compatibility, seams
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS
 from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER, Seam
@@ -20,22 +19,7 @@ from vllm_dflash.vllm_sources import MissingError, Sources
 
 INSTALLED = vllm.__version__
 ELSEWHERE = {seam.path: seam for seam in (*ENGINE, *V1_WORKER, *V2_WORKER, *LILICORR)}
-OURS = {"draft_length": "fixed", "free_drafts": "off"}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
-
-
-def started(pair: Pair, **options: Any) -> Any:
-    """Config of an engine, before any process starts."""
-    return EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        speculative_config={"method": "dflash", "model": str(pair.drafter), **options},
-    ).create_engine_config()
+OURS: dict[str, Any] = {"draft_length": "fixed", "free_drafts": "off"}
 
 
 def is_ours(config: Any) -> bool:
@@ -60,7 +44,7 @@ def version_is(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 def said_of(pair: Pair, version: str) -> list[str]:
     """Log lines of an engine of ours that name the version."""
     with log_lines() as lines:
-        assert is_ours(started(pair))
+        assert is_ours(pair.start())
     return [line for line in lines if version in line]
 
 
@@ -96,7 +80,7 @@ def test_older_ones_run_vllms_own(
 ) -> None:
     version_is(monkeypatch, version)
     with log_lines() as lines:
-        config = started(pair, **OURS)
+        config = pair.start(OURS)
     assert not is_ours(config)
     assert config.speculative_config.num_speculative_tokens == 7 != MOST_FREE_DRAFTS
     assert ADDITIONAL_CONFIG_KEY not in config.additional_config
@@ -123,11 +107,11 @@ def test_a_worker_that_would_not_start_is_vllms_before_anything_does(
     monkeypatch.setattr(sources, "find", found)
     if is_required:
         with log_lines() as lines, pytest.raises(ValueError, match=f"cannot run .*{path}"):
-            started(pair, require=True)
+            pair.start({"require": True})
         assert [line for line in lines if line.startswith("ERROR")]
         return
     with log_lines() as lines:
-        assert not is_ours(started(pair, require=False, **OURS))
+        assert not is_ours(pair.start({"require": False, **OURS}))
     assert len([line for line in lines if path in line and "stays out" in line]) == 1
 
 
@@ -178,7 +162,7 @@ def test_what_workers_import_of_an_untested_vllm_has_to_be_there(
     monkeypatch.setattr(sources, "has", lambda path: path != gone and has(path))
     version_is(monkeypatch, version)
     with log_lines() as lines:
-        assert is_ours(started(pair)) == (version == INSTALLED)
+        assert is_ours(pair.start()) == (version == INSTALLED)
     assert any(f"it has no {gone} (" in line for line in lines) == (version != INSTALLED)
 
 
@@ -188,7 +172,7 @@ def test_what_cannot_even_be_asked_is_vllms(pair: Pair, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("vllm_dflash.config.left_to_vllm.runner_here", ask)
     with log_lines() as lines:
-        assert not is_ours(started(pair))
+        assert not is_ours(pair.start())
     assert "does not know vLLM" in "".join(lines)
     assert "HAS_TRITON" in "".join(lines)
 

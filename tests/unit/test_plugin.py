@@ -18,7 +18,7 @@ from vllm.v1.worker import gpu_model_runner
 
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
-from support.pairs import Pair, drafter_config, make_pair, save_drafter
+from support.pairs import Pair, drafter_config, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
@@ -30,22 +30,8 @@ from vllm_dflash.vllms_own import OWN_KEYS
 OPTIONS = Mode(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
-
-
-def engine_args(pair: Pair, **changes: Any) -> EngineArgs:
-    fields = {"model": str(pair.target), "skip_tokenizer_init": True, "dtype": "float32"}
-    return EngineArgs(**fields | changes)
-
-
-def speculative(pair: Pair, **changes: Any) -> dict[str, Any]:
-    return {"method": "dflash", "model": str(pair.drafter), **changes}
-
-
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
-    config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    config = pair.start()
     assert config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
     assert config.parallel_config.worker_cls == CPU_WORKER_V1
     options = Mode.of(config)
@@ -54,35 +40,21 @@ def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     assert not config.speculative_config.use_eagle_block_drop()
 
 
-def test_a_second_config_from_the_same_arguments_is_the_same(pair: Pair) -> None:
-    own = {"draft_length": "fixed", "drafter_overrides": {"is_causal": True}}
-    args = engine_args(pair, speculative_config=speculative(pair, **own))
-    modes = [Mode.of(args.create_engine_config()) for _ in range(2)]
-    assert modes[0] == modes[1]
-    assert modes[0].draft_length == "fixed"
-    args.speculative_config = speculative(pair)  # the user's own change counts
-    args.scheduler_cls = None
-    assert Mode.of(args.create_engine_config()).draft_length == "adaptive"
-
-
 def test_an_engine_left_to_vllm_after_one_of_ours_has_vllms_draft_model(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]
 ) -> None:
     before = registry[ARCHITECTURE]
     monkeypatch.setattr(plugin, "_vllms_own", {})
-    engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    pair.start()
     assert registry[ARCHITECTURE] is not before
-    settings = {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}
-    args = engine_args(pair, speculative_config=speculative(pair), **settings)
-    args.create_engine_config()
+    pair.start(worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
     assert registry[ARCHITECTURE] is before
 
 
 def test_what_a_user_sets_for_others_stays(pair: Pair) -> None:
     """`additional_config` is shared by all plugins of an engine."""
     mine = {"another_plugin": {"on": True}}
-    args = engine_args(pair, speculative_config=speculative(pair), additional_config=mine)
-    written = args.create_engine_config().additional_config
+    written = pair.start(additional_config=mine).additional_config
     assert written.pop(ADDITIONAL_CONFIG_KEY)
     assert written == mine
 
@@ -106,8 +78,13 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
 ) -> None:
     """Unless the user wants several. V2 accepts drafters in several."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    asked = speculative(pair)
-    args = engine_args(pair, speculative_config=asked, disable_hybrid_kv_cache_manager=written)
+    asked = {"method": "dflash", "model": str(pair.drafter)}
+    args = EngineArgs(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        speculative_config=asked,
+        disable_hybrid_kv_cache_manager=written,
+    )
     parallel: Any = SimpleNamespace(
         worker_cls="auto",
         pipeline_parallel_size=1,
@@ -123,16 +100,9 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     assert args.disable_hybrid_kv_cache_manager is disabled
 
 
-def test_fewer_drafts_than_the_block_holds(pair: Pair) -> None:
-    asked = speculative(pair, num_speculative_tokens=3)
-    config = engine_args(pair, speculative_config=asked).create_engine_config()
-    assert config.speculative_config.num_speculative_tokens == 3
-    assert Mode.of(config).draft_width == 3
-
-
 def test_the_separate_flags_select_it_too(pair: Pair) -> None:
-    args = engine_args(pair, spec_method="dflash", spec_model=str(pair.drafter), spec_tokens=4)
-    config = args.create_engine_config()
+    flags: Any = {"spec_method": "dflash", "spec_model": str(pair.drafter), "spec_tokens": 4}
+    config = pair.start(speculative_config=None, **flags)
     assert config.parallel_config.worker_cls == CPU_WORKER_V1
     assert config.speculative_config.num_speculative_tokens == 4
 
@@ -140,30 +110,14 @@ def test_the_separate_flags_select_it_too(pair: Pair) -> None:
 def test_a_name_with_dflash_in_it_selects_it_without_a_method(pair: Pair, tmp_path: Path) -> None:
     named = tmp_path / "my-dflash-drafter"
     named.symlink_to(pair.drafter)
-    args = engine_args(pair, speculative_config={"model": str(named)})
-    assert args.create_engine_config().parallel_config.worker_cls == CPU_WORKER_V1
-
-
-def test_dashes_in_option_names(pair: Pair) -> None:
-    options = {"num-speculative-tokens": 2, "disable-eagle-block-drop": False}
-    asked = speculative(pair, **options)
-    config = engine_args(pair, speculative_config=asked).create_engine_config()
-    assert config.speculative_config.num_speculative_tokens == 2
-    assert config.speculative_config.disable_eagle_block_drop is False
-
-
-def test_sampled_drafts_are_overruled_with_a_warning(pair: Pair) -> None:
-    asked = speculative(pair, **{"draft-sample-method": "probabilistic"})
-    with log_lines() as lines:
-        config = engine_args(pair, speculative_config=asked).create_engine_config()
-    assert sum("'probabilistic' is ignored" in line for line in lines) == 1
-    assert config.speculative_config.draft_sample_method == "greedy"
+    config = pair.start(speculative_config={"model": str(named)})
+    assert config.parallel_config.worker_cls == CPU_WORKER_V1
 
 
 def test_plain_serving_and_other_methods_are_untouched(pair: Pair) -> None:
     native = gpu_model_runner.DFlashProposer
     for asked in (None, {"method": "ngram", "num_speculative_tokens": 2}):
-        config = engine_args(pair, speculative_config=asked).create_engine_config()
+        config = pair.start(speculative_config=asked)
         assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
         assert ADDITIONAL_CONFIG_KEY not in config.additional_config
     assert gpu_model_runner.DFlashProposer is native
@@ -234,12 +188,6 @@ def test_a_changed_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
         seams.check_seams(seams.V1_WORKER)
 
 
-def test_a_missing_function_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(gpu_model_runner.GPUModelRunner, "_input_fits_in_drafter")
-    with pytest.raises(seams.UnsupportedVllmError, match="_input_fits_in_drafter"):
-        seams.check_seams(seams.V1_WORKER)
-
-
 def test_a_missing_entry_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_model_runner, "TABLE", {"there": print}, raising=False)
     seams.check_seams((seams.Seam("vllm.v1.worker.gpu_model_runner:TABLE.there", None),))
@@ -270,7 +218,7 @@ def test_no_process_is_started_to_look_at_our_draft_model(
     pair: Pair, registry: dict[str, Any]
 ) -> None:
     """vLLM starts one for a model that it knows by path, which takes seconds of a first start."""
-    config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    config = pair.start()
     assert config.speculative_config is not None
     assert registry[ARCHITECTURE].load_model_cls() is DFlashDraftModel
     assert not hasattr(registry[ARCHITECTURE], "module_name")
@@ -289,9 +237,9 @@ def test_a_missing_front_door_is_said_and_all_is_vllms(
     assert all(option in line for option in OWN_KEYS)
     # What vLLM starts if it had only renamed the function.
     monkeypatch.setattr(EngineArgs, "create_speculative_config", original)
-    asked = speculative(pair, num_speculative_tokens=3)
+    asked = {"method": "dflash", "model": str(pair.drafter), "num_speculative_tokens": 3}
     for one in (None, {"method": "ngram", "num_speculative_tokens": 2}, asked):
-        config = engine_args(pair, speculative_config=one).create_engine_config()
+        config = pair.start(speculative_config=one)
         assert config.parallel_config.worker_cls != CPU_WORKER_V1
     assert registry[ARCHITECTURE].module_name.startswith("vllm.")
 
@@ -310,12 +258,11 @@ def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
-    config = engine_args(pair, speculative_config=speculative(pair)).create_engine_config()
+    config = pair.start()
     options = Mode.of(config)
     assert Mode.of(config) is options
     assert Mode.of(pickle.loads(pickle.dumps(config))) is options
-    other = engine_args(pair, speculative_config=speculative(pair, draft_length="fixed"))
-    other_config = other.create_engine_config()
+    other_config = pair.start({"draft_length": "fixed"})
     assert Mode.of(other_config).draft_length == "fixed"
     assert config.compute_hash() != other_config.compute_hash()
 
@@ -332,10 +279,9 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
     config = drafter_config(dflash_config={"mask_token": 300})
     drafter = tmp_path / "drafter"
     save_drafter(drafter, config)
-    asked = {"method": "dflash", "model": str(drafter)}
     with log_lines() as lines:
         for _ in range(2):
-            engine_args(pair, speculative_config=asked).create_engine_config()
+            pair.start({"model": str(drafter)})
     warnings = [line for line in lines if line.startswith("WARNING")]
     assert warnings == [
         f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which is ignored;"
@@ -349,11 +295,8 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
 def test_a_model_whose_every_request_would_be_refused_is_said(
     pair: Pair, defaults: dict[str, float], is_said: bool
 ) -> None:
-    asked = {"method": "dflash", "model": str(pair.drafter)}
     with log_lines() as lines:
-        engine_args(
-            pair, speculative_config=asked, override_generation_config=defaults
-        ).create_engine_config()
+        pair.start(override_generation_config=defaults)
     said = [line for line in lines if "HTTP 400" in line]
     assert len(said) == is_said
     assert not said or "set min_p to 0.05" in said[0]
@@ -367,9 +310,7 @@ def test_triton_on_a_cpu_selects_a_runner_that_is_not_measured_there(
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", None)
     with log_lines() as lines:
-        engine_args(
-            pair, speculative_config={"method": "dflash", "model": str(pair.drafter)}
-        ).create_engine_config()
+        pair.start()
     assert sum("VLLM_USE_V2_MODEL_RUNNER=0 selects it" in line for line in lines) == has_triton
 
 
@@ -406,19 +347,3 @@ def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPat
         with pytest.raises(seams.UnsupportedVllmError, match=f"relies on vllm.{missing}:f"):
             seams.check_seams(moved)
         seams.check_seams(tuple(seam for seam in moved if missing not in seam.path))
-
-
-def test_this_vllm_has_every_seam() -> None:
-    seams.check_seams(seams.FRONT_END + seams.V1_WORKER + seams.V2_WORKER + seams.ENGINE)
-
-
-def test_a_changed_v2_signature_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
-
-    def propose(self: object, batch: int) -> None: ...
-
-    monkeypatch.setattr(DFlashSpeculator, "propose", propose)
-    with pytest.raises(
-        seams.UnsupportedVllmError, match=r"speculator:DFlashSpeculator.propose.*has propose"
-    ):
-        seams.check_seams(seams.V2_WORKER)

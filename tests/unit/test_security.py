@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from vllm.config import LoadConfig, ParallelConfig, VllmConfig
+from vllm.config import LoadConfig, ParallelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -30,18 +30,6 @@ from vllm_dflash.model.draft_model import DFlashDraftModel
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
     return make_pair(tmp_path / "pair")
-
-
-def engine_config(pair: Pair, **changes: Any) -> VllmConfig:
-    speculative = {"method": "dflash", "model": str(pair.drafter)}
-    return EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=256,
-        speculative_config=speculative,
-        **changes,
-    ).create_engine_config()
 
 
 class Malicious:
@@ -70,7 +58,7 @@ def test_a_malicious_mask_embedding_is_refused_and_not_run(
     else:
         torch.save(evil, file)
     with pytest.raises(DrafterError, match=r"mask_embedding\.pt cannot be read as plain tensors"):
-        engine_config(pair)
+        pair.start()
     assert not (tmp_path / "trace").exists()
 
 
@@ -88,7 +76,7 @@ def test_a_malicious_mask_embedding_is_refused_and_not_run(
 def test_a_mask_embedding_that_is_none(pair: Pair, state: Any, message: str) -> None:
     torch.save(state, pair.drafter / "mask_embedding.pt")
     with pytest.raises(DrafterError, match=message):
-        engine_config(pair)
+        pair.start()
 
 
 def test_a_damaged_mask_embedding(pair: Pair) -> None:
@@ -113,7 +101,7 @@ def test_pickled_weights_alone_are_refused(pair: Pair, tmp_path: Path, name: str
     (pair.drafter / "model.safetensors").unlink()
     torch.save({"fc.weight": Malicious(tmp_path / "trace")}, pair.drafter / name)
     with pytest.raises(DrafterError, match=r"holds no \*\.safetensors file"):
-        engine_config(pair)
+        pair.start()
     assert not (tmp_path / "trace").exists()
 
 
@@ -121,7 +109,7 @@ def test_a_pickle_named_safetensors_is_refused(pair: Pair, tmp_path: Path) -> No
     torch.save(Malicious(tmp_path / "trace"), pair.drafter / "model.safetensors")
     assert zipfile.is_zipfile(pair.drafter / "model.safetensors")
     with pytest.raises(DrafterError, match=r"model\.safetensors.* cannot be read"):
-        engine_config(pair)
+        pair.start()
     assert not (tmp_path / "trace").exists()
 
 
@@ -155,7 +143,7 @@ def test_code_beside_a_drafter_is_not_imported(pair: Pair, tmp_path: Path, trust
     file = pair.drafter / "config.json"
     auto_map = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil")
     file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": auto_map}))
-    config = engine_config(pair, trust_remote_code=trust)
+    config = pair.start(trust_remote_code=trust)
     assert not (tmp_path / "trace").exists()
     assert config.model_config.trust_remote_code is trust
     assert config.speculative_config.draft_model_config.trust_remote_code is False
@@ -181,7 +169,7 @@ def test_a_link_to_something_else_is_not_shown(pair: Pair, tmp_path: Path) -> No
         (pair.drafter / name).unlink(missing_ok=True)
         (pair.drafter / name).symlink_to(secret)
         with pytest.raises(DrafterError, match="cannot be read") as refused:
-            engine_config(pair)
+            pair.start()
         assert "the secret" not in str(refused.value)
 
 
@@ -193,7 +181,7 @@ def test_an_index_leads_nowhere(pair: Pair, names: list[str]) -> None:
     index = {"weight_map": {str(i): f"{name}.safetensors" for i, name in enumerate(names)}}
     (pair.drafter / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(DrafterError, match=rf"it names '{names[-1]}\.safetensors', but only"):
-        engine_config(pair)
+        pair.start()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +193,7 @@ def test_a_pipe_is_not_waited_for(pair: Pair, name: str) -> None:
     os.mkfifo(pair.drafter / name)
     if name in ("mask_embedding.pt", "model.safetensors.index.json"):
         # As if it were not there, to vLLM's reader as well.
-        engine_config(pair)
+        pair.start()
     else:
         with pytest.raises(DrafterError, match=r"is not a file|has no config\.json"):
-            engine_config(pair)
+            pair.start()

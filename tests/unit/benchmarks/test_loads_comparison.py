@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -14,13 +12,11 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from loads.comparison import LoadsComparison
-from loads.measures import measure_decoding
 from loads.report import LoadsRecord
 from loads.step_times import KINDS, OF_A_KIND
 from loads.workload import ARRIVALS, SHORT, SWING, LoadsWorkload
 from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools.bench import sides
-from vllm_dflash.tools.bench.bench_plan import CLOSED
 from vllm_dflash.tools.bench.bench_record import describe
 from vllm_dflash.tools.bench.sides import SideEngines, make_sides
 from vllm_dflash.tools.progress import Progress
@@ -68,20 +64,6 @@ def test_loads_are_sized_by_plain_decoding(tmp_path: Path, asked: list[Question]
     (waits,) = [table for table in one.record.tables if table.title.startswith("short: ms")]
     assert waits.rows[0] == ["1", "plain", "2000", "3000", "500", "500"]
     assert {w["load"] for w in one.record.where} == {SHORT}
-
-
-def test_where_the_time_goes_is_asked_after_all_rounds(
-    tmp_path: Path, asked: list[Question]
-) -> None:
-    one = comparison(tmp_path, CLOSED, where=True)
-    one.run()
-    questions = [(side, question) for side, question, _ in asked if question in (CLOSED, "where")]
-    assert questions[-6:] == [(side.name, "where") for side in one.record.sides] * 2
-    assert "where" not in [question for _, question in questions[:-6]]
-    known = {*inspect.signature(measure_decoding).parameters}
-    assert [{*arguments} - known for _, _, arguments in of(asked, "where")] == [set()] * 6
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["where"] == one.record.where
 
 
 def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Question]) -> None:

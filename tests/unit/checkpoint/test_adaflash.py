@@ -43,26 +43,12 @@ def test_the_head_is_said_not_to_run_and_nothing_else_changes() -> None:
     assert DrafterSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_several_heads() -> None:
-    nested = {"use_prob_head": True, "prob_head_model": "mlp", "use_thresh_head_subsequent": True}
-    spec = parse_config("it", drafter_config(dflash_config=nested))
-    assert spec.length_heads == ("thresh_head_subsequent", "prob_head")
-    assert "(thresh_head_subsequent, prob_head)" in spec.remarks[0]
-    assert len(spec.remarks) == 1
-
-
 @pytest.mark.parametrize("value", [False, None, "yes"])
 def test_a_head_that_is_switched_off(value: object) -> None:
     nested = {"use_thresh_head_two_model": value, "thresh_head_bottleneck_dim": 256}
     spec = parse_config("it", drafter_config(dflash_config=nested))
     assert spec.model_copy(update={"remarks": ()}) == PLAIN
     assert all("which is ignored" in remark for remark in spec.remarks)
-
-
-def test_another_key_is_still_remarked_on() -> None:
-    nested = {**PUBLISHED, "num_anchors": 512}
-    _, remark = parse_config("it", drafter_config(dflash_config=nested)).remarks
-    assert "'num_anchors', which is ignored" in remark
 
 
 def test_its_tensors_are_no_surplus_where_the_config_knows_of_them() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from vllm.engine.arg_utils import EngineArgs
 
 from support.drafter_harness import DrafterHarness, Row
 from support.pairs import Pair, as_speculators, drafter_config, make_pair, save_drafter
@@ -186,15 +185,8 @@ def test_what_vllm_cannot_read_is_refused_by_its_name(
     config = drafter_config(**{field: value})
     config = as_speculators(config) if speculators else config
     (pair.drafter / "config.json").write_text(json.dumps(config))
-    args = EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=256,
-        speculative_config={"method": "dflash", "model": str(pair.drafter)},
-    )
     try:
-        args.create_engine_config()
+        pair.start()
     except DrafterError as error:
         assert f"drafter '{pair.drafter}'" in str(error)  # noqa: PT017 - what does not is below
         assert field in str(error)  # noqa: PT017
@@ -204,16 +196,6 @@ def test_what_vllm_cannot_read_is_refused_by_its_name(
 
 def test_an_error_of_the_users_is_not_blamed_on_the_drafter(pair: Pair) -> None:
     (pair.drafter / "config.json").write_text(json.dumps(drafter_config()))
-    args = EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        speculative_config={
-            "method": "dflash",
-            "model": str(pair.drafter),
-            "rejection_sample_method": "nonsense",
-        },
-    )
     with pytest.raises(ValueError, match="rejection_sample_method") as refused:
-        args.create_engine_config()
+        pair.start({"rejection_sample_method": "nonsense"})
     assert not isinstance(refused.value, DrafterError)

@@ -27,22 +27,6 @@ def test_both_dialects_say_the_same() -> None:
     assert spec.model_dump() | {"dialect": ""} == other.model_dump() | {"dialect": ""}
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    config = drafter_config(block_size="eight", vocab_size=None, rms_norm_eps=-1)
-    with pytest.raises(DrafterError) as refused:
-        parse_config("it", config)
-    assert str(refused.value) == (
-        "drafter 'it': block_size must be an integer from 2 to 1024, config.json says 'eight';"
-        " vocab_size must be an integer from 1 to 2147483648, config.json says None;"
-        " rms_norm_eps must be a positive number, config.json says -1."
-    )
-
-
-def test_a_long_value_is_cut() -> None:
-    with pytest.raises(DrafterError, match=r"\.\.\. \(9002 characters\)\.$"):
-        parse_config("it", drafter_config(block_size="x" * 9000))
-
-
 @pytest.mark.parametrize(
     ("key", "near"),
     [("mask_token", "mask_token_id"), ("block_sizes", "block_size"), ("zzz", None)],

@@ -53,14 +53,10 @@ FOUND = Headers(("a.safetensors", "b.safetensors"), {"matrix": MATRIX, "row": RO
     ("dtype", "num_bytes", "is_floating"),
     [
         ("F64", 192, True),
-        ("C64", 192, False),
         ("F32", 96, True),
-        ("U32", 96, False),
         ("BF16", 48, True),
-        ("I16", 48, False),
         ("F8_E4M3", 24, True),
         ("BOOL", 24, False),
-        ("F6_E2M3", 18, True),
         ("F4", 12, True),
     ],
 )
@@ -70,14 +66,6 @@ def test_a_tensors_size_and_kind(dtype: str, num_bytes: int, is_floating: bool) 
     assert Tensor((), "F32").count == 1
     assert Tensor((2,), "bfloat16").is_floating
     assert not Tensor((2,), "int8").is_floating
-
-
-def test_sums(folder: Path) -> None:
-    headers = read_folder(folder)
-    assert headers == FOUND
-    assert (headers.parameters, headers.num_bytes) == (22, 86)
-    more = Headers((), {"x": ROW, **FOUND.tensors, "y": ROW})
-    assert list(more.dtypes.items()) == [("I64", 3), ("BF16", 1)]
 
 
 def test_which_files_of_a_folder_count(folder: Path) -> None:
@@ -109,21 +97,15 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
     ("weight_map", "words"),
     [
         ({"x": "c.safetensors", "y": "a.safetensors"}, "lacks 'c.safetensors', which"),
-        ({"x": "c.safetensors", "y": "d.safetensors"}, "lacks 'c.safetensors', 'd.safetensors',"),
-        ({"x": "a.bin"}, "it names 'a.bin', but only"),
         (
             {"x": "sub/a.safetensors", "y": "a.safetensors"},
             "it names 'sub/a.safetensors', but only",
         ),
         ({"x": "../a.safetensors"}, r"it names '\.\./a\.safetensors', but only"),
-        ({"x": "/etc/passwd"}, "it names '/etc/passwd', but only"),
-        ({"x": 3}, "it names '3', but only"),
         ({"x": ["a.safetensors"]}, r"it names \"\['a.safetensors'\]\", but only"),
         ({"x": "n" * 300 + ".safetensors"}, r"lacks 'n{299}\.\.\. \(314 characters\), which"),
         ({"x": "a.safetensors\0.safetensors"}, r"lacks 'a\.safetensors.x00\.safetensors', which"),
-        ({"x": "\ud800.safetensors"}, r"lacks '.ud800\.safetensors', which"),
         ({str(n): f"{n:05}.bin" for n in range(10**4)}, "'00009.bin' and 9990 more, but only"),
-        ({str(n): f"{n:05}.safetensors" for n in range(10**4)}, "and 9990 more, which"),
         ({}, "it names no files"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm.config import LoadConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from support.drafter_harness import DrafterHarness
@@ -48,20 +46,8 @@ def write_index(pair: Pair, weight_map: Any) -> None:
     (pair.drafter / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def start(pair: Pair) -> None:
-    """Do what `LLM(...)` does before any process starts."""
-    speculative = {"method": "dflash", "model": str(pair.drafter)}
-    EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=256,
-        speculative_config=speculative,
-    ).create_engine_config()
-
-
 def test_files_beside_an_index_count_for_nobody(pair: Pair) -> None:
-    start(pair)
+    pair.start()
     found = inspect(pair.drafter, pair.target)
     assert found.exit_code == 0
     assert found.tensors is not None
@@ -77,7 +63,7 @@ def test_files_beside_an_index_count_for_nobody(pair: Pair) -> None:
 def test_without_an_index_all_files_count(pair: Pair) -> None:
     (pair.drafter / INDEX).unlink()
     with pytest.raises(DrafterError, match=r"surplus layers\.0\.attention\.wq\.weight"):
-        start(pair)
+        pair.start()
     assert inspect(pair.drafter, pair.target).exit_code == 1
 
 
@@ -91,18 +77,8 @@ def test_without_an_index_all_files_count(pair: Pair) -> None:
 def test_a_bad_index_is_refused_by_both(pair: Pair, weight_map: Any, message: str) -> None:
     write_index(pair, weight_map)
     with pytest.raises(DrafterError, match=message):
-        start(pair)
+        pair.start()
     found = inspect(pair.drafter, pair.target)
     assert found.exit_code == 2
     with pytest.raises(HeadersError, match=message):
         read_folder(pair.drafter)
-
-
-def test_a_copy_of_one_file_beside_its_index(pair: Pair, tmp_path: Path) -> None:
-    """As in Mistral's repositories, with the same names in both files."""
-    one = make_pair(tmp_path / "one")
-    file = one.drafter / "model.safetensors"
-    write_index(one, dict.fromkeys(load_file(file), file.name))
-    shutil.copy(file, one.drafter / "consolidated.safetensors")
-    start(one)
-    assert read_folder(one.drafter).files == ("model.safetensors",)

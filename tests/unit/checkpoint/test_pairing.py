@@ -48,23 +48,13 @@ def test_bounds() -> None:
     assert pair_faults(parse_config("it", config), replace(TARGET, num_layers=3)) == []
 
 
-# Some faults say what to do: a flag, a platform or a number to correct.
-REMEDIES: dict[str, tuple[Any, ...]] = {
-    "supports_taps": (False, "(its class lacks SupportsEagle3)", " try --model-impl transformers "),
-}
-
-
-@pytest.mark.parametrize("field", REMEDIES)
-def test_what_to_do(field: str) -> None:
-    value, *words = REMEDIES[field]
-    (fault,) = all_faults(replace(TARGET, on_cpu=True, **{field: value}))
-    assert [word for word in words if word not in fault] == []
-
-
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ({"supports_taps": False}, ["SomeForCausalLM gives no hidden states"]),
+        (
+            {"supports_taps": False},
+            ["(its class lacks SupportsEagle3); try --model-impl transformers"],
+        ),
         ({"num_layers": 5}, ["num_target_layers is 4 in the drafter, the target has 5 layers"]),
         (
             {"num_layers": 2},
@@ -122,7 +112,6 @@ def test_vocabularies_of_two_sizes(
 @pytest.mark.parametrize(
     ("drafter", "vocab_size"),
     [
-        (with_vocabulary(), 352),
         (with_vocabulary(), 320 + 1024),
         (with_vocabulary(vocab_size=320 + 1024), 320),
     ],
@@ -156,13 +145,11 @@ def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) ->
     ("config", "theirs", "remarks"),
     [
         ({"rope_theta": 5e5}, 1e4, 0),
-        ({"rope_theta": None}, 1e6, 1),
         ({"rope_theta": None}, None, 1),
         ({"rope_theta": None}, 1e4, 2),
         ({"rope_theta": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, 2),
         ({"rope_theta": None, "rope_scaling": {"rope_theta": 1e6}}, 1e4, 0),
         ({"rope_theta": None, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, 1e4, 0),
-        ({"rope_theta": None, "rope_parameters": {"full_attention": {}}}, 1e4, 2),
     ],
 )
 def test_an_assumed_rotary_base_is_said_beside_the_targets(

@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
 from vllm_dflash.checkpoint.read import (
     load_config,
-    parse_config,
     parse_overridden,
     read_drafter,
 )
@@ -49,15 +48,10 @@ def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | No
     ]
 
 
-def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
-    assert load_config(str(tmp_path)) == SPECULATORS
-
-
 @pytest.mark.parametrize(
     "content",
-    ["[1]", "null", '"text"', "[" * 100_000, '{"a":' * 50_000, "", "{", "\0" * 100, "9" * 5000],
-    ids=["list", "null", "text", "deep", "deep object", "empty", "half", "zeros", "long number"],
+    ["[1]", "[" * 100_000, "", "{", "9" * 5000],
+    ids=["list", "deep", "empty", "half", "long number"],
 )
 def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
@@ -159,12 +153,3 @@ def test_an_override_that_changes_nothing(overrides: Fields, idle: list[str]) ->
 def test_an_override_that_cannot_be_read() -> None:
     with pytest.raises(DrafterError, match=r"^drafter 'it': block_size must be an integer"):
         parse_overridden("it", QWEN, {"block_size": 1})
-
-
-def test_each_key_that_nothing_reads_is_remarked_on_in_order() -> None:
-    nested = {**NESTED, "zzz": 1, "mask_token": 3, "causal": None, "use_swas": None}
-    assert parse_config("it", {**QWEN, "dflash_config": nested, "odd_at_top": 1}).remarks == (
-        "dflash_config has 'mask_token', which is ignored; did its author mean 'mask_token_id'?",
-        "dflash_config has 'use_swas', which is ignored; did its author mean 'use_swa'?",
-        "dflash_config has 'zzz', which is ignored",
-    )

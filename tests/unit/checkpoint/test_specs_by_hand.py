@@ -222,7 +222,6 @@ def sliding(window: int) -> tuple[int | None, ...]:
 
 ATTENTION: list[tuple[Fields, Fields]] = [
     ({"layer_types": None}, {}),
-    ({"sliding_window": 2048}, {}),  # no layer slides
     (
         {"layer_types": MIXED, "sliding_window": 2048},
         {"windows": sliding(2048), "causal": OF_MIXED},
@@ -255,7 +254,6 @@ ATTENTION: list[tuple[Fields, Fields]] = [
     ({"is_causal": True}, {"causal": ALL}),
     ({"is_causal": False, **nested(causal=True)}, {}),
     ({"is_causal": True, **nested(causal=False)}, {"causal": ALL}),
-    ({"is_causal": None, **nested(causal=True)}, {"causal": ALL}),
     (
         {"layer_types": MIXED, "sliding_window": 2048, **nested(causal=False)},
         {"windows": sliding(2048)},
@@ -268,7 +266,6 @@ ATTENTION: list[tuple[Fields, Fields]] = [
     ({"add_swa_attention_sink_bias": True}, {"attention_sinks": True}),
     ({"add_swa_attention_sink_bias": True, **nested(attention_sink_bias=False)}, {}),
     (nested(attention_value_scale=0.5), {"value_scale": 0.5}),
-    (nested(attention_value_scale=None), {}),
 ]
 
 
@@ -293,7 +290,6 @@ PLACES: list[tuple[Fields, Fields]] = [
     # Read only inside, as vLLM does.
     ({"causal": True, "use_swa": True, "swa_window_size": 9}, {}),
     ({"sample_from_anchor": True, "causal_head": True}, {}),
-    (nested(causal_head=None), {}),
     (nested(sample_from_anchor=False, causal_head=False, use_aux_hidden_state=True), {}),
     ({"target_hidden_size": 5120}, {"target_hidden_size": 5120}),
     ({"draft_vocab_size": 32000}, {"draft_vocab_size": 32000}),
@@ -301,7 +297,14 @@ PLACES: list[tuple[Fields, Fields]] = [
     ({"head_dim": None, "num_attention_heads": 16}, {"head_dim": 256, "num_heads": 16}),
     ({"num_key_value_heads": None}, {"num_kv_heads": 32}),
     ({"logit_scale": 2.5}, {"logit_scale": 2.5}),
-    ({"quantization_config": {}}, {}),
+    (
+        {"attention_bias": True, "is_neox_style": False},
+        {"attention_bias": True, "is_neox_style": False},
+    ),
+    (
+        {"rms_norm_eps": None, "max_position_embeddings": None},
+        {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
+    ),
     ({"architectures": ["Another", "DFlashDraftModel"]}, {}),
     ({"speculators_model_type": None}, {}),
 ]
@@ -323,8 +326,6 @@ OF_SPECULATORS: list[tuple[Fields, Fields]] = [
     # For sliding layers only: full ones are trained bidirectional (vllm#56692).
     ({"sliding_window_non_causal": False}, {"causal": (True, False, True)}),
     ({"sliding_window_non_causal": True}, {}),
-    ({"sliding_window_non_causal": None}, {}),
-    ({"sample_from_anchor": None}, {}),
     # Left out or null: the target's. The layers' config is overruled.
     ({"draft_vocab_size": None}, {"draft_vocab_size": 151936}),
     ({"target_hidden_size": None}, {"target_hidden_size": 2048}),
@@ -334,7 +335,6 @@ OF_SPECULATORS: list[tuple[Fields, Fields]] = [
     # Where z-lab would write them: ignored here.
     ({"num_hidden_layers": 9, "vocab_size": 9, "hidden_size": 9, "rope_theta": 9}, {}),
     ({"dflash_config": {"mask_token_id": 1, "causal": True}}, {}),
-    ({"architectures": ["Whatever"]}, {}),
     (layers(architectures=["Qwen3ForCausalLM"]), {}),
     (
         layers(rope_parameters=None, rope_theta=9.0),

@@ -38,15 +38,6 @@ def test_the_probe_travels_without_our_package(monkeypatch: pytest.MonkeyPatch) 
     assert answer["python"] == sys.executable
 
 
-def test_the_probe_reads_both_versions() -> None:
-    import vllm
-
-    answer = build_probe()()
-    assert answer["installed"]["vllm-dflash"] == __version__
-    assert answer["installed"]["vLLM"] == vllm.__version__
-    assert "problem" not in answer
-
-
 @pytest.mark.parametrize(
     ("files", "own", "fault"),
     [

@@ -5,19 +5,17 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.executor import Executor, ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
-from support.pairs import Pair, make_pair
+from support.pairs import Pair
 from vllm_dflash import plugin, seams
 from vllm_dflash.cluster import ray_executor, ray_worker
 from vllm_dflash.cluster.nodes import NodeError
@@ -34,30 +32,19 @@ from vllm_dflash.config.thread_binding import VARIABLE
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
-
-
 @pytest.fixture
 def on_cuda(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VllmConfig]:
     """Build the config of an engine with two ranks on Ray, as if this machine had GPUs."""
 
     def build(speculative: dict[str, Any] | None) -> VllmConfig:
-        return EngineArgs(
-            model=str(pair.target),
-            skip_tokenizer_init=True,
-            max_model_len=256,
-            dtype="float32",
+        return pair.start(
             speculative_config=speculative,
             tensor_parallel_size=2,
             distributed_executor_backend="ray",
-        ).create_engine_config()
+        )
 
     # Import the modules of models while the platform is still the CPU.
-    EngineArgs(
-        model=str(pair.target), skip_tokenizer_init=True, speculative_config=dflash(pair)
-    ).create_engine_config()
+    pair.start()
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
@@ -183,16 +170,8 @@ def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
     """The error comes before any process starts, and names our executor."""
-    arguments = EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        speculative_config=dflash(pair),
-        tensor_parallel_size=2,
-        distributed_executor_backend="ray",
-    )
     with pytest.raises(ValueError, match=rf"to '{mode.CPU_RAY_EXECUTOR}', or to 'mp'"):
-        arguments.create_engine_config()
+        pair.start(tensor_parallel_size=2, distributed_executor_backend="ray")
 
 
 def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,10 +237,6 @@ def test_readers_nap_after_a_message_and_sleep_when_idle(monkeypatch: pytest.Mon
     assert (slept, naps) == ([5], [SECONDS_OF_A_NAP])
     remote: Any = SimpleNamespace(_is_local_reader=False)  # it reads from a socket
     nap_while_waiting(remote)
-
-
-def test_seams_of_ray_hold() -> None:
-    seams.check_seams(seams.RAY_CPU)
 
 
 @pytest.mark.parametrize("is_own", [True, False])

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from vllm.engine.arg_utils import EngineArgs
 
 from support.drafter_harness import DrafterHarness
 from support.pairs import as_speculators, drafter_config, make_pair
@@ -34,15 +33,8 @@ from vllm_dflash.config import pair as pair_check
 def test_a_config_that_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     pair = make_pair(tmp_path)
     (pair.drafter / "config.json").write_text(json.dumps(config))
-    args = EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        dtype="float32",
-        speculative_config={"method": "dflash", "model": str(pair.drafter)},
-    )
     with pytest.raises(DrafterError) as refused:
-        args.create_engine_config()
+        pair.start()
     assert message in str(refused.value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.configs_by_hand import GPT_OSS, SPECULATORS, Fields
+from support.configs_by_hand import GPT_OSS, Fields
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.draft_config import (
@@ -166,53 +166,10 @@ def test_fields_that_do_not_go_together() -> None:
     assert reader.read[-1] == config
 
 
-def test_of_speculators_the_layers_own_fields_are_tried() -> None:
-    layers = {**SPECULATORS["transformer_layer_config"], "n_predict": 0}
-    config = {**SPECULATORS, "transformer_layer_config": layers}
-    reader = Reader(lambda fields: " " if fields.get("n_predict") == 0 else None)
-    fault = config_fault(parse_config("it", SPECULATORS), config, arguments(), reader)
-    assert str(fault).endswith(
-        "read n_predict of config.json, which is 0: no reason given (IndexError)"
-    )
-
-
-@pytest.mark.parametrize("bad", [lambda _: "anything", lambda _: None])
-def test_a_fault_of_something_else(bad: Bad) -> None:
-    """It also fails with a plain config, or no longer fails."""
-    args = SimpleNamespace(spec_model=None, speculative_config=None)
-    assert config_fault(DRAFTER, GPT_OSS, args, Reader(bad)) is None
-
-
 def read(folder: Path, bad: Bad, target: Any, config: Fields = GPT_OSS) -> tuple[Any, Any]:
     (folder / "config.json").write_text(json.dumps(config))
     args = arguments(str(folder))
     return read_by_vllm(Reader(bad), args, target, DRAFTER, config), args
-
-
-def test_a_config_that_vllm_reads(tmp_path: Path) -> None:
-    config, _ = read(tmp_path, lambda _: None, SimpleNamespace(trust_remote_code=False))
-    assert config.draft_model_config.hf_config.dflash_config == TOLD
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-def test_the_drafters_code_is_never_trusted(tmp_path: Path, trusted: bool) -> None:
-    target = SimpleNamespace(trust_remote_code=trusted)
-    seen = []
-
-    def look(fields: Fields) -> str | None:
-        seen.append(target.trust_remote_code)
-        return "no" if "n_predict" in fields else None
-
-    read(tmp_path, look, target)
-    with pytest.raises(DrafterError, match="n_predict"):
-        read(tmp_path, look, target, {**GPT_OSS, "n_predict": 0})
-    assert set(seen) == {False}
-    assert target.trust_remote_code is trusted
-
-
-def test_vllms_own_error_is_left_where_the_config_is_not_to_blame(tmp_path: Path) -> None:
-    with pytest.raises(IndexError, match=r"^anything$"):
-        read(tmp_path, lambda _: "anything", SimpleNamespace(trust_remote_code=False))
 
 
 def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.pairs import dflash2_config, drafter_config, lilicorr_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, refuse, write_speculative_config
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, from_json, tree_sizes
+from vllm_dflash.config.mode import Mode, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED
 from vllm_dflash.config.thread_binding import VARIABLE
 
@@ -48,7 +48,6 @@ def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[st
         # Our keys are removed; resolved values replace the written ones.
         ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
         ({"model": "it", "free-drafts": "off", "estimates_folder": "here"}, ALWAYS),
-        ({"model": "it", "num_speculative_tokens": 3, "method": None}, ALWAYS),
         ({"model": "it", "draft_tensor_parallel_size": 8}, ALWAYS),
         ({"model": "it", "max-model-len": 9}, {**ALWAYS, "max_model_len": 9}),
         (
@@ -179,18 +178,3 @@ def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: in
     if max_requests > 4:
         assert set(lengths) == few
         assert lengths[-1] == max_draft
-
-
-def test_options_on_their_way_to_a_worker() -> None:
-    travelled = PLAIN.to_json()
-    assert from_json(travelled) == PLAIN
-    config: Any = SimpleNamespace(additional_config={ADDITIONAL_CONFIG_KEY: travelled})
-    assert Mode.of(config) == PLAIN
-    # Equal options give equal text, which is part of the compile cache's key.
-    assert travelled == Mode(7, 5, "fixed", parse_config("it", QWEN), 2).to_json()
-
-
-@pytest.mark.parametrize("additional", [None, {}, "vllm_dflash", {ADDITIONAL_CONFIG_KEY: None}])
-def test_an_engine_without_our_front_end(additional: Any) -> None:
-    with pytest.raises(RuntimeError, match="front end"):
-        Mode.of(SimpleNamespace(additional_config=additional))

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from vllm.engine.arg_utils import EngineArgs
 
 from support.pairs import Pair, drafter_config, make_pair
 from vllm_dflash.checkpoint.headers import read_folder
@@ -28,20 +27,9 @@ def pair(tmp_path: Path) -> Pair:
     return make_pair(tmp_path / "pair")
 
 
-def create_config(pair: Pair) -> None:
-    """Do what precedes any process of an engine."""
-    EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=256,
-        speculative_config={"method": "dflash", "model": str(pair.drafter)},
-    ).create_engine_config()
-
-
 def refusal(pair: Pair) -> str:
     with pytest.raises(DrafterError) as refused:
-        create_config(pair)
+        pair.start()
     return str(refused.value)
 
 
@@ -116,7 +104,7 @@ HUGE: list[tuple[str, Any, str]] = [
 
 def test_huge_numbers_are_refused_by_name_and_at_once(pair: Pair) -> None:
     """In little time and memory, and in messages of a readable length."""
-    create_config(pair)  # imports everything first
+    pair.start()  # imports everything first
     before = psutil.Process().memory_info().rss
     for field, value, expected in HUGE:
         config = drafter_config(**{field: value})

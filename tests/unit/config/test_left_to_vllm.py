@@ -10,17 +10,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 
 from support.log_lines import log_lines
-from support.pairs import Pair, as_speculators, drafter_config, make_pair
+from support.pairs import Pair, as_speculators, drafter_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.left_to_vllm import config_of_drafter
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
 
 
 def engine_args(
@@ -115,16 +110,6 @@ def test_another_architecture_is_vllms(
     assert ADDITIONAL_CONFIG_KEY not in found["additional"]
 
 
-def test_of_a_vllm_that_we_do_not_support_as_well(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.33.1+cpu")
-    model = drafter(tmp_path / "it", architectures=["LagunaForCausalLM"])
-    asked = {"method": "dflash", "num_speculative_tokens": 3}
-    found = as_without_us(monkeypatch, pair, model, **asked)
-    assert found["architectures"] == ["DFlashLagunaForCausalLM"]
-
-
 def test_dspark_as_speculators_writes_it_runs_in_vllm_with_a_hint(
     pair: Pair,
     tmp_path: Path,
@@ -138,7 +123,7 @@ def test_dspark_as_speculators_writes_it_runs_in_vllm_with_a_hint(
     assert 'write "method": "dspark"' in lines[0]
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "DSparkDraftModel", "K3DSparkModel"])
+@pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "DSparkDraftModel"])
 @pytest.mark.parametrize("method", ["dflash", None])
 def test_dspark_is_refused_with_the_method_that_runs_it(
     pair: Pair, tmp_path: Path, architecture: str, method: str | None
@@ -148,24 +133,6 @@ def test_dspark_is_refused_with_the_method_that_runs_it(
     asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
     with pytest.raises(DrafterError, match=rf'{architecture}.* Write "method": "dspark"'):
         engine_args(pair, model, **asked).create_engine_config()
-
-
-def test_method_dspark_is_none_of_ours(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = drafter(tmp_path / "dflash", architectures=["Qwen3DSparkModel"])
-    found = as_without_us(monkeypatch, pair, model, method="dspark", num_speculative_tokens=3)
-    assert "dspark speculative decoding" in found["message"]
-
-
-@pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Nonsense", "DraftModel"]
-)
-def test_what_nobody_runs_is_refused_by_us(pair: Pair, tmp_path: Path, architecture: str) -> None:
-    model = drafter(tmp_path / "it", architectures=[architecture])
-    message = rf"is not a DFlash checkpoint .*{architecture}"
-    with pytest.raises(DrafterError, match=message):
-        engine_args(pair, model, method="dflash").create_engine_config()
 
 
 OWN = {
@@ -203,28 +170,6 @@ def test_all_that_came_by_flags(pair: Pair) -> None:
     flags = {"spec_method": "dflash", "spec_model": str(pair.drafter)}
     args = dataclasses.replace(args, speculative_config=None, worker_cls=VLLMS_WORKER, **flags)
     assert args.create_engine_config().speculative_config.num_speculative_tokens == 7
-
-
-def test_settings_leave_it_as_without_us(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"method": "dflash", "num_speculative_tokens": 3, "worker_cls": VLLMS_WORKER}
-    found = as_without_us(monkeypatch, pair, pair.drafter, **asked)
-    assert found["worker"] == VLLMS_WORKER
-    assert found["scheduler"] is None
-
-
-@pytest.mark.parametrize("name", ["dflash-against-eagle3", "dflash-and-eagle-head"])
-def test_a_name_that_vllm_takes_for_another_method_is_not_ours(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    model = drafter(tmp_path / name, architectures=["LlamaForCausalLM"], model_type="llama")
-    found = as_without_us(monkeypatch, pair, model, num_speculative_tokens=3)
-    assert found["speculative"]["method"] in ("eagle", "eagle3")
-
-
-def test_a_proposer_class_is_not_ours(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {"num_speculative_tokens": 3}
-    found = as_without_us(monkeypatch, pair, Path("my_dflash.Proposer"), **asked)
-    assert found["speculative"]["method"] == "custom_class"
 
 
 def test_a_drafter_that_is_redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,9 @@ from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from support.faked_cuda import lines_on_cuda
-from support.pairs import Pair, drafter_config, make_pair
+from support.pairs import Pair, drafter_config
 from support.targets import write_config
 from support.who_runs import OURS, VLLMS, Cell, Settings, ends, starts_alone, who_runs
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(autouse=True)

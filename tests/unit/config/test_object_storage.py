@@ -3,10 +3,8 @@
 import fnmatch
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from vllm.engine.arg_utils import EngineArgs
 from vllm.transformers_utils import runai_utils
 
 from support.pairs import Pair, make_pair
@@ -19,13 +17,6 @@ URL = "s3://bucket/drafter"
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(Path(tmp_path_factory.mktemp("pair")), mask_embedding=True)
-
-
-def start(pair: Pair) -> Any:
-    speculative = {"method": "dflash", "model": URL}
-    return EngineArgs(
-        str(pair.target), skip_tokenizer_init=True, speculative_config=speculative
-    ).create_engine_config()
 
 
 @pytest.fixture
@@ -44,7 +35,7 @@ def kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_it_is_pulled_and_its_weights_are_left_to_the_loader(pair: Pair, kept: Path) -> None:
-    config = start(pair)
+    config = pair.start({"model": URL})
     draft = config.speculative_config.draft_model_config
     assert Mode.of(config).drafter == pair.spec.model_copy(update={"model": URL})
     assert (draft.model_weights, Path(draft.model).parent.parent) == (URL, kept)
@@ -54,4 +45,4 @@ def test_it_is_pulled_and_its_weights_are_left_to_the_loader(pair: Pair, kept: P
 
 def test_what_cannot_be_pulled_is_said_by_name(pair: Pair) -> None:
     with pytest.raises(DrafterError, match=rf"^drafter '{URL}': vLLM cannot pull it: .*runai"):
-        start(pair)
+        pair.start({"model": URL})

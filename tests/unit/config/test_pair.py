@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.model_executor.models.opt import OPTForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.platforms import current_platform
 
 from support.pairs import drafter_config, save_drafter
-from vllm_dflash.checkpoint.pairing import PairingTarget
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, from_json
-from vllm_dflash.config.pair import check_weights, resolve, target_facts
+from vllm_dflash.config.pair import check_weights, resolve
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 
@@ -52,37 +50,6 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
 
 def parallel(tensor: int = 1, data: int = 1) -> Any:
     return SimpleNamespace(tensor_parallel_size=tensor, data_parallel_size=data)
-
-
-@pytest.mark.parametrize(
-    ("config", "facts"),
-    [
-        (target(), {}),
-        (target(OPTForCausalLM), {"supports_taps": False}),
-        (target(get_hidden_size=lambda: 48), {"hidden_size": 48}),
-        (target(hf_text_config=SimpleNamespace()), {"rope_theta": None}),
-        (
-            target(hf_text_config=SimpleNamespace(rope_parameters={"full": {}})),
-            {"rope_theta": None},
-        ),
-    ],
-)
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_facts_of_a_target(
-    monkeypatch: pytest.MonkeyPatch, config: Any, facts: dict[str, Any], on_cpu: bool
-) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
-    plain: dict[str, Any] = {
-        "model": "target",
-        "architecture": "Resolved",
-        "num_layers": 4,
-        "hidden_size": 64,
-        "vocab_size": 320,
-        "supports_taps": True,
-        "on_cpu": on_cpu,
-        "rope_theta": 1e4,
-    }
-    assert target_facts(config) == PairingTarget(**{**plain, **facts})
 
 
 @pytest.fixture
@@ -286,15 +253,6 @@ def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
     folder.touch()
     with pytest.raises(ValueError, match=r"estimates_folder .*nothing can be written there"):
         resolve(settings, drafter_config(), target(), engine(), parallel(1))
-
-
-def test_overrides_reach_the_options(drafter: Path) -> None:
-    overrides = {"is_causal": True}
-    settings = SpeculativeSettings(model=str(drafter), drafter_overrides=overrides)
-    assert resolve(settings, drafter_config(), target(), engine(), parallel()).drafter.causal == (
-        True,
-        True,
-    )
 
 
 def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:

@@ -107,19 +107,6 @@ def test_each_of_them_is_in_one_list() -> None:
     assert len({entry["checkpoint"] for entry in PUBLISHED.values()}) >= 40
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_it_says_where_it_comes_from(name: str) -> None:
-    entry = PUBLISHED[name]
-    assert entry["checkpoint"] == name.removesuffix("--first")
-    assert all(isinstance(source, str) and source for source in entry["source"])
-    assert entry["source"]
-    for field in entry["rebuilt"]:
-        at = entry["config"]
-        for key in field.split("."):
-            assert key in at, field
-            at = at[key]
-
-
 @pytest.mark.parametrize("name", READ)
 def test_it_is_read_as_it_was_trained(name: str) -> None:
     means = PUBLISHED[name]["means"]

@@ -16,13 +16,11 @@ from vllm.v1.outputs import DraftTokenIds
 
 from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_vllm_out
 from support.fake_time import FakeTime
-from support.log_lines import log_lines
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine import estimates_file
 from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
-from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
@@ -183,7 +181,6 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
     ("of_vllm", "asked", "active"),
     [
         (256, None, 1024),  # vLLM 0.33 makes room for blocks of 31
-        (1024, None, 1024),
         (100, 100, 100),
         (256, 600, 600),
     ],
@@ -492,20 +489,6 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
             "planning_seconds": 3 * 0.001,
         }
     )
-
-
-def test_the_line_in_the_log_is_the_schedulers(
-    scheduler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It plans, so it knows what steps took and what became of the drafts."""
-    scheduler.planner.start(profiled_costs(), range(8))
-    scheduler._log = PeriodicLog(scheduler.statistics, 0.0)
-    plans(monkeypatch, 2, 2)
-    with log_lines() as lines:
-        run(scheduler, monkeypatch, [step({"a": 2, "b": 2}, {"a": 2, "b": 1})] * 34)
-    (line,) = lines  # covers 32 steps; the first has no step before it to be timed by
-    assert line.startswith("INFO DFlash planner: Drafted steps: 100%, Mean draft length: 2.00")
-    assert "Mean acceptance length: 0.50 + 1, Step: " in line
 
 
 def test_steps_without_a_block_are_skipped_ones(

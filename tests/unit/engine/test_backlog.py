@@ -81,73 +81,6 @@ def table(*requests: list[int]) -> np.ndarray:
     return np.array([blocks + [31] * (width - len(blocks)) for blocks in requests])
 
 
-def test_rows_wait_until_a_request_that_has_their_block_is_drafted() -> None:
-    cache = Cache()
-    backlog = make(cache)
-    assert add(backlog, [4, 5, 6, 7, 8], 1.0) == 0  # blocks 1 and 2
-    assert add(backlog, [20, 9], 2.0) == 0  # blocks 5 and 2
-    blocks, lens = table([1, 2], [5]), np.array([6, 1])
-    assert backlog.count(blocks, lens).tolist() == [6, 1]
-    assert not cache.rows
-    assert backlog.store(blocks[:1], lens[:1]) == 6
-    assert cache.rows == {slot: row(slot, 2.0 if slot == 9 else 1.0) for slot in range(4, 10)}
-    assert cache.stores == 1
-    assert backlog.count(blocks, lens).tolist() == [0, 1]
-    assert backlog.store(blocks[:1], lens[:1]) == 0
-    assert cache.stores == 1
-
-
-def test_rows_that_are_stored_at_once_replace_those_that_waited() -> None:
-    cache = Cache()
-    backlog = make(cache)
-    add(backlog, [4, 5, 6], 1.0)
-    assert len(backlog) == 3
-    fresh, position = row(5, 2.0)
-    stored = backlog.store_new(torch.tensor([fresh]), torch.tensor([position]), torch.tensor([5]))
-    assert stored == 1
-    assert waiting(backlog) == {4: row(4, 1.0), 6: row(6, 1.0)}
-    assert len(backlog) == 2
-    assert backlog.store(table([1]), np.array([4])) == 2
-    assert cache.rows == {4: row(4, 1.0), 5: row(5, 2.0), 6: row(6, 1.0)}
-    assert len(backlog) == 0
-
-
-def test_rows_that_wait_are_copies_of_what_the_next_step_overwrites() -> None:
-    """Neither a look nor another call settles anything in between."""
-    cache = Cache()
-    backlog = make(cache)
-    add(backlog, [4, 5, 6], 1.0)
-    add(backlog, [12, 5], 2.0)
-    first = {4: row(4, 1.0), 6: row(6, 1.0)}
-    assert waiting(backlog) == first | {5: row(5, 2.0), 12: row(12, 2.0)}
-    assert cache.stores == 0
-    backlog.store(table([1]), np.array([4]))
-    assert cache.rows == first | {5: row(5, 2.0)}
-    assert waiting(backlog) == {12: row(12, 2.0)}
-
-
-def test_a_ring_starts_over_where_rows_do_not_fit_behind_the_last() -> None:
-    cache = Cache()
-    backlog = make(cache, capacity=64)
-    for step in range(7):
-        add(backlog, [*range(8 * step, 8 * step + 8)], float(step))
-    backlog.drop([0, 1, 2, 3], BLOCK)  # the rows of the first two steps, so nothing is in the way
-    new = [*range(100, 112)]
-    assert add(backlog, new, 9.0) == 0
-    expected = {slot: row(slot, float(slot // 8)) for slot in range(16, 56)}
-    assert waiting(backlog) == expected | {slot: row(slot, 9.0) for slot in new}
-    assert cache.stores == 0
-
-
-def test_its_buffers_stay_where_they_are() -> None:
-    backlog = make(Cache())
-    before = [buffer.data_ptr() for buffer in tensors_of(backlog)]
-    for number in range(40):
-        add(backlog, [number, number + 1], float(number))
-    assert [buffer.data_ptr() for buffer in tensors_of(backlog)] == before
-    assert [buffer.shape[0] for buffer in tensors_of(backlog)] == [64] * 2
-
-
 def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
     cache = Cache()
     backlog = make(cache)
@@ -158,46 +91,18 @@ def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
     assert sorted(cache.rows) == [4, 5, 6, 7, 8, 12]
 
 
-def test_only_blocks_of_the_context_count() -> None:
-    """A block table also has blocks for drafts, and then anything."""
-    backlog = make(Cache())
-    add(backlog, [4, 8, 12])
-    assert backlog.count(table([1, 2, 3]), np.array([4])).tolist() == [1]
-    assert backlog.count(table([1, 2, 3]), np.array([5])).tolist() == [2]
-    assert backlog.count(table([1, 2, 3]), np.array([0])).tolist() == [0]
-
-
 def test_each_request_has_its_own_blocks_and_no_more() -> None:
     """The tables of shorter requests go on with others' blocks, in which rows wait as well."""
     backlog = make(Cache())
     add(backlog, [4, 5, 8, 12, 13, 14, 16])  # blocks 1, 2, 3 and 4
     blocks = table([1, 2, 3], [3, 4, 1], [4, 3, 2], [2, 1, 3])
-    lens = np.array([12, 4, 0, 8])
+    lens = np.array([9, 4, 0, 5])  # part of a block is a block
     counts = backlog.count(blocks, lens)
     assert (counts.tolist(), counts.dtype.kind) == ([6, 3, 0, 3], "i")
     assert backlog.count(blocks[:0], lens[:0]).tolist() == []
     assert backlog.store(blocks[:0], lens[:0]) == 0
     assert backlog.store(blocks[1:3], lens[1:3]) == 3
     assert sorted(waiting(backlog)) == [4, 5, 8, 16]
-
-
-def test_a_ring_gives_out_its_rows_in_turn() -> None:
-    """Rows that do not fit after the last one start over; the oldest rows in the way are stored."""
-    cache = Cache()
-    backlog = make(cache, capacity=16)  # looks four ahead
-    slots = iter(range(100))
-    for count, displaced in (
-        (4, []),
-        (4, []),
-        (4, []),
-        (3, []),
-        (4, [0, 1, 2, 3]),
-        (2, [4, 5, 6, 7]),
-    ):
-        before = set(cache.rows)
-        add(backlog, [next(slots) for _ in range(count)])
-        assert sorted(cache.rows.keys() - before) == displaced
-    assert len(backlog) == 4 + 3 + 4 + 2
 
 
 def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
@@ -213,15 +118,6 @@ def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
     add(backlog, [4, 5], 7.0)
     backlog.store(table([1, 2, 4]), np.array([12]))
     assert cache.rows == {4: row(4, 7.0), 5: row(5, 7.0), 16: row(16)}
-
-
-def test_a_slot_has_one_row_the_newest() -> None:
-    cache = Cache()
-    backlog = make(cache)
-    add(backlog, [4, 5], 1.0)
-    add(backlog, [5, 6], 2.0)
-    assert backlog.store(table([1]), np.array([4])) == 3
-    assert cache.rows == {4: row(4, 1.0), 5: row(5, 2.0), 6: row(6, 2.0)}
 
 
 def test_the_oldest_rows_make_space() -> None:
@@ -261,13 +157,14 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """Events: rows are added to blocks, blocks change owners, blocks are drafted."""
+    """Events: rows are added to blocks or stored at once, blocks change owners or are drafted."""
     blocks = st.integers(0, 7)
     steps = draw(
         st.lists(
             st.one_of(
                 st.tuples(
-                    st.just("add"), st.sets(st.integers(0, 8 * BLOCK - 1), min_size=1, max_size=5)
+                    st.sampled_from(["add", "store new"]),
+                    st.sets(st.integers(0, 8 * BLOCK - 1), min_size=1, max_size=5),
                 ),
                 st.tuples(st.just("drop"), st.lists(blocks, max_size=4)),  # freed and taken again
                 st.tuples(st.just("store"), st.sets(blocks, min_size=1, max_size=3)),
@@ -289,6 +186,11 @@ def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
     for number, (what, which) in enumerate(history):
         if what == "add":
             add(backlog, which, float(number))
+            newest |= {slot: row(slot, float(number)) for slot in which}
+        elif what == "store new":
+            features, positions = zip(*(row(slot, float(number)) for slot in which), strict=True)
+            rows = torch.tensor(features), torch.tensor(positions), torch.tensor(which)
+            assert backlog.store_new(*rows) == len(which)
             newest |= {slot: row(slot, float(number)) for slot in which}
         elif what == "drop":
             backlog.drop(which, BLOCK)

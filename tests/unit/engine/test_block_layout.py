@@ -121,17 +121,6 @@ def test_a_step_without_drafts_has_one_column(width: int) -> None:
     assert counts.dtype == np.int32  # like vLLM's
 
 
-def test_bonus_tokens_by_hand() -> None:
-    sampled = np.array([[3, 4, 9], [8, -1, -1], [6, 2, -1], [1, 9, -1], [5, 10, 10]])
-    discarded = np.array([False, False, False, True, False])
-    bonus, counts = bonus_tokens(sampled, discarded, 10)
-    assert counts.tolist() == [3, 1, 2, 0, 1]
-    assert bonus[counts > 0].tolist() == [9, 8, 2, 5]
-    assert counts.dtype == np.int32
-    bonus, counts = bonus_tokens(np.array([[3, 4], [8, -1]]), np.zeros(2, dtype=bool), 10)
-    assert (bonus.tolist(), counts.tolist()) == ([4, 8], [2, 1])  # one draft each
-
-
 def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
     got = block_inputs(
         np.array([5, 0, 6], dtype=np.int32),

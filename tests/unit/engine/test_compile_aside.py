@@ -130,12 +130,3 @@ def test_another_installation_is_not_taken_for_this_one(
     assert rehearsal.is_rehearsed("v1")
     monkeypatch.setattr("numba.__version__", "another")
     assert not rehearsal.is_rehearsed("v1")
-
-
-def test_each_runner_rehearses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(rehearsal, "rehearse_planner", lambda *sizes: asked.append(("v1", *sizes)))
-    monkeypatch.setattr(rehearsal, "rehearse_ahead", lambda *sizes: asked.append(("v2", *sizes)))
-    rehearsal.rehearse("v1", 7, 32)
-    rehearsal.rehearse("v2", 5)
-    assert asked == [("v1", 7, 32), ("v2", 5)]

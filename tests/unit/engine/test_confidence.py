@@ -55,30 +55,6 @@ def test_the_likeliest_token_and_its_probability(vocab_size: int, dtype: torch.d
     check(logits.to(dtype)[:, :vocab_size], num_rows=3)
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("place", [0, TILE - 1, TILE, 2 * TILE + 2])
-def test_one_logit_that_is_not_finite_in_any_part(value: float, place: int) -> None:
-    logits = torch.linspace(-1.0, 1.0, 2 * TILE + 3).repeat(3, 1)
-    logits[1, place] = value
-    check(logits)
-
-
-def test_ties_between_parts_go_to_the_first() -> None:
-    logits = torch.zeros(2, 3 * TILE)
-    logits[1, [TILE + 5, TILE + 9, 2 * TILE]] = 2.0
-    check(logits)
-    assert judged(logits)[0].tolist() == [0, TILE + 5]
-
-
-def test_a_part_of_nothing_but_minus_infinity() -> None:
-    """As if a bias forbids a stretch of the vocabulary."""
-    logits = torch.full((1, 2 * TILE), -INF)
-    check(logits)
-    logits[0, TILE + 3] = -50.0
-    check(logits)
-    assert judged(logits)[1].tolist() == [1.0]
-
-
 def test_logits_further_apart_than_32_bits_count() -> None:
     """The last row's first logit has index 2^32 - 16, which in 32 bits is 16 before the first.
 

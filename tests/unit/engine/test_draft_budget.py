@@ -160,13 +160,6 @@ def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
     assert found[-3:] == [0, 2, 0]
 
 
-def test_drafts_that_are_surely_right_all_go() -> None:
-    budget = bare(1.0)
-    budget.costs = straight_costs()
-    found = [decode(budget, Directions(runs_block=True), 1.0) for _ in range(60)]
-    assert found[-1] == K
-
-
 def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
     """Chances are then not sent to the host."""
     budget = bare()
@@ -208,20 +201,6 @@ def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
         budget.recent = fresh_recent()
     # Known if both steps are alike: both ran a block, or neither, as before the first step.
     assert is_known == [True, True, False, False, True]
-
-
-@pytest.mark.parametrize("slots", [1, SLOTS])
-def test_how_a_budget_is_split_is_compiled_beforehand(
-    monkeypatch: pytest.MonkeyPatch, slots: int
-) -> None:
-    """For few requests, and for the most there can be."""
-    seen: list[list[int]] = []
-    monkeypatch.setattr(module, "split", lambda _, slots, *__, **___: seen.append(slots.tolist()))
-    budget = bare()
-    budget._confidence_probs = torch.full((slots, K), 0.5)
-    budget._cu_num_logits = budget.query_start_loc = None
-    budget.warm_up()
-    assert seen == [[0], [*range(slots)]]
 
 
 @pytest.mark.parametrize("fair", [False, True])
@@ -288,13 +267,6 @@ def test_until_costs_are_known_all_drafts_are_verified() -> None:
     assert [*budget.batches_to_profile([1, 2, 4])] == []
     budget.set_initial_cost_curves([])
     assert budget.get_num_tokens(ROWS, DRAFTS) == sum(ROWS.values())
-
-
-def test_it_takes_the_place_of_vllms() -> None:
-    whole = bare()
-    found = DraftBudget.instead_of(whole, K, whole._copy_stream)
-    assert found is not whole
-    assert found._confidence_probs is whole._confidence_probs
 
 
 def test_chances_that_nobody_asks_for_do_not_pile_up() -> None:

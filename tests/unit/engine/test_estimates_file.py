@@ -279,16 +279,6 @@ def test_what_the_first_start_has_measured_is_kept_at_once() -> None:
     assert file.times == 1
 
 
-def test_an_engine_that_hardly_ran_writes_nothing() -> None:
-    file: Any = Written()
-    time = FakeTime()
-    keeper = EstimatesKeeper(file, planner(), clock=lambda: time.now)
-    time.now += 10 * INTERVAL
-    ticked(keeper, LEAST_STEPS - 1)
-    keeper.close()
-    assert file.times == 0
-
-
 def test_no_step_waits_for_a_disk() -> None:
     file: Any = Written()
     time = FakeTime()

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY, Counter, generate_latest
+from prometheus_client import REGISTRY, generate_latest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
+from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from support.pairs import Pair, make_pair
+from support.pairs import Pair
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
     FREE_DRAFTS,
@@ -61,25 +61,6 @@ def test_what_is_new_is_sent_once_a_second(now: SimpleNamespace) -> None:
     assert to_send.take() == {}
 
 
-def test_the_rest_is_sent_when_the_engine_runs_dry(now: SimpleNamespace) -> None:
-    statistics = DraftStatistics(3)
-    to_send = Increases(statistics, INTERVAL, clock=lambda: now.seconds)
-    statistics.skipped_steps, now.seconds = 1, 100.5
-    assert to_send.take() == {"skipped_steps": 1_000_000}
-    statistics.skipped_steps, now.seconds = 2, 101.4
-    assert to_send.tick() is None  # a second after `take`, not after the start
-
-
-def test_nothing_is_lost_in_rounding(now: SimpleNamespace) -> None:
-    statistics = DraftStatistics(3)
-    to_send = Increases(statistics, INTERVAL, clock=lambda: now.seconds)
-    arrived = 0
-    for _ in range(1000):
-        statistics.planning_seconds += 0.4e-6
-        arrived += to_send.take().get("planning_seconds", 0)
-    assert arrived == 400
-
-
 def run_dry(worker: Any, monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
     monkeypatch.setattr(DraftingWorker, "execute_model", lambda self, scheduled: output)
     monkeypatch.setattr(worker, "draft_groups", [])
@@ -107,22 +88,6 @@ def test_a_worker_sends_the_rest_with_the_output_without_tokens(
     assert FIGURES_SENT.on(sent) == {"drafted_steps": 1_000_000}
     assert FIGURES_SENT.on(EMPTY_MODEL_RUNNER_OUTPUT) is None  # vLLM's, shared by all empty outputs
     assert sent.req_ids == []
-
-
-def test_a_step_that_is_still_to_sample_is_passed_on(
-    worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run_dry(worker, monkeypatch, None) is None
-
-
-def test_a_worker_sends_with_a_steps_output(worker: Any, now: SimpleNamespace) -> None:
-    worker._figures = Increases(drafted_once(), INTERVAL, OF_WORKERS, lambda: now.seconds)
-    output = ModelRunnerOutput(["a"], {"a": 0})
-    assert worker.end_step(output) is output
-    assert FIGURES_SENT.on(output) is None
-    now.seconds += 1
-    assert worker.end_step(output) is output
-    assert FIGURES_SENT.on(output) == {"drafted_steps": 1_000_000}
 
 
 def across_processes(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
@@ -214,11 +179,6 @@ def test_free_drafts_are_counted_of_those_whose_drafts_vllm_counts(
         assert counted == (sum(n for n, _ in those), sum(min(one) for one in those))
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(tmp_path_factory.mktemp("pair"))
-
-
 def config(pair: Pair, **fields: Any) -> VllmConfig:
     args = EngineArgs(str(pair.target), skip_tokenizer_init=True, served_model_name="demo")
     return replace(args, **fields).create_engine_config()
@@ -247,29 +207,6 @@ def test_counters_add_up_by_engine(dflash: VllmConfig) -> None:
         'vllm:dflash_planning_seconds_total{engine="1",model_name="demo"} 1.5',
     ]
     assert shown("^vllm:dflash_skipped_steps_total.*")[0].endswith(" 0.0")
-
-
-def test_counters_are_of_the_kind_that_vllms_are(dflash: VllmConfig) -> None:
-    """Under Ray Serve they are Ray's."""
-    made = []
-
-    class Counted(Counter):
-        def __init__(self, name: str, **others: Any) -> None:
-            made.append(name)
-            super().__init__(name, **others)
-
-    class OtherLogger(PrometheusStatLogger):
-        _counter_cls = Counted
-
-    StatLoggerManager(dflash, [0], custom_stat_loggers=[OtherLogger])
-    assert {f"vllm:dflash_{name}" for name in METRICS} < set(made)
-
-
-def test_vllms_logger_takes_none_of_them_for_an_adapter(dflash: VllmConfig) -> None:
-    """If LoRA is on, vLLM's logger reads the field that our figures travel in."""
-    first, *others = StatLoggerManager(dflash, [0]).stat_loggers
-    assert isinstance(first, FigureLogger)
-    assert any(isinstance(one, PrometheusStatLogger) for one in others)
 
 
 @pytest.mark.parametrize("additional", [{}, {"something": "else"}])

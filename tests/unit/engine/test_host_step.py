@@ -18,8 +18,8 @@ from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
-from vllm_dflash.planning.texts import FreeDrafts, NgramIndex
+from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
+from vllm_dflash.planning.texts import NgramIndex
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -417,75 +417,3 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
     assert drafts == [[20], [20], [], [20]]
     assert step.nan_drafts == 4 + 2 + 4
     assert step.limits.tolist() == [1, 1, 0, 1]
-
-
-class RepeatsLast(FreeDrafts):
-    """Predicts that each request's newest token comes again."""
-
-    def __init__(self) -> None:
-        self.newest: dict[str, tuple[int, int]] = {}
-        self.ids: list[str] = []
-
-    def look_up(
-        self, ids: Any, texts: Ints, context_lens: Ints, produced: Ints, limits: Ints, most: int
-    ) -> Predicted:
-        found = Predicted(*np.zeros((4, len(ids)), np.int64))
-        for request, (name, new) in enumerate(zip(ids, produced.tolist(), strict=True)):
-            token, length = self.newest.pop(name, (0, 0))
-            end = int(context_lens[request]) + 1
-            came = texts[request, end - new : end][:length] == token
-            found.known[request] = len(came)
-            found.came_true[request] = len(came) if came.all() else came.argmin()
-            if new:
-                found.lengths[request] = max(0, min(limits[request] - end - 1, most))
-                found.matches[request] = 2
-                self.newest[name] = int(texts[request, end - 1]), int(found.lengths[request])
-        self.ids = list(ids)
-        return found
-
-    def tokens(self, request: int, length: int) -> list[int]:
-        return [self.newest[self.ids[request]][0]] * length
-
-    def restart(self, ids: Any) -> None:
-        for name in ids:
-            self.newest.pop(name, None)
-
-
-class LongestOf(FreeDrafts):
-    """Takes each request's prediction from the source with the longest match."""
-
-    def __init__(self, *sources: FreeDrafts) -> None:
-        self.sources, self.chosen = sources, np.zeros(0, np.int64)
-        self.before: dict[str, int] = {}
-
-    def look_up(self, ids: Any, *rest: Any) -> Predicted:
-        found = [source.look_up(ids, *rest) for source in self.sources]
-        earlier = [self.before.get(name, 0) for name in ids]
-        self.chosen = np.array([one.matches for one in found]).argmax(axis=0)
-        self.before = dict(zip(ids, self.chosen.tolist(), strict=True))
-        every = np.arange(len(ids))
-        lengths, matches, known, came_true = (np.array(field) for field in zip(*found, strict=True))
-        new, old = (self.chosen, every), (earlier, every)
-        return Predicted(lengths[new], matches[new], known[old], came_true[old])
-
-    def tokens(self, request: int, length: int) -> list[int]:
-        return self.sources[self.chosen[request]].tokens(request, length)
-
-    def restart(self, ids: Any) -> None:
-        for source in self.sources:
-            source.restart(ids)
-
-
-def test_another_source() -> None:
-    """CONTRIBUTING.md names it as the example: no other code knows of the two classes."""
-    nothing = [Plan.without_block(2, uses_text=True) for _ in range(3)]
-    host = Host(FromText(*nothing))
-    host.free_drafts = LongestOf(NgramIndex(8, LONGEST, MOST_FREE), RepeatsLast())
-    host.all_texts[1, 3:7] = 2000, 3000, 6, 8
-    _, drafts = host.step(9, 9, sampled=[[1000], [2000]])
-    assert drafts == [[1000] * MOST_FREE, [2000] * MOST_FREE]
-    step, drafts = host.step(9, 9, sampled=[[1000, 1000], [3000]], context=CONTEXT + 1)
-    assert step.predicted is not None
-    assert step.predicted.came_true.tolist() == [2, 0]
-    assert drafts[0] == [1000] * MOST_FREE
-    assert drafts[1][:2] == [6, 8]  # from the index, whose match is as long

@@ -9,11 +9,9 @@ import pytest
 
 from support.log_lines import log_lines
 from support.pairs import make_pair
-from support.planner_world import profiled_costs
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
-from vllm_dflash.engine.v2.exchange import WorkerFacts, log_lengths
 
 
 @pytest.mark.parametrize(
@@ -45,29 +43,4 @@ def test_free_drafts_have_a_line_of_their_own(tmp_path: Path) -> None:
         log_free_drafts(Mode(32, 5, "adaptive", spec, most_free=32))
     assert lines == [
         "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
-    ]
-
-
-@pytest.mark.parametrize(("runner", "is_said"), [("v1", True), ("v2", False)])
-def test_why_free_drafts_are_short_is_said_where_they_need_not_be(
-    tmp_path: Path, runner: Any, is_said: bool
-) -> None:
-    spec = make_pair(tmp_path).spec
-    with log_lines() as lines:
-        log_free_drafts(Mode(3, 3, "adaptive", spec, most_free=3, runner=runner))
-    assert "free drafts: up to 3 tokens" in lines[0]
-    assert ("Up to 32 without num_speculative_tokens, LoRA" in lines[0]) is is_said
-
-
-def test_how_draft_lengths_vary() -> None:
-    costs = profiled_costs()
-    with log_lines() as lines:
-        log_lengths(WorkerFacts(costs, [0, 15], trims=True), None)
-        facts = WorkerFacts(costs, [0, 4, 8, 15], ragged_seconds=0.00123)
-        log_lengths(facts, "SOME_BACKEND has no graphs")
-    assert lines == [
-        "INFO draft lengths 0, 15 (for all requests; vLLM's adaptive verification then trims each"
-        " request's drafts)",
-        "INFO draft lengths 0, 4, 8, 15 (the same for all requests of a step, or each its own, for"
-        " 1.23 ms more; adaptive verification is off: SOME_BACKEND has no graphs)",
     ]

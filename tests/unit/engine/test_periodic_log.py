@@ -90,11 +90,3 @@ def test_a_gain_is_said_once_the_engine_is_warm(logged: Logged) -> None:
     assert logged.at(110.0) == [UNGAINED]
     logged.count(**STEPS)
     assert logged.at(120.0) == [LINE]
-
-
-def test_undrafted_steps_have_a_line_too(logged: Logged) -> None:
-    logged.count(skipped_steps=40, timed=40, estimated=0.4, measured=0.8)
-    assert logged.at(110.0) == [
-        "DFlash planner: Drafted steps: 0% (drafts do not pay at this load), Step: 20.0 ms"
-        " (estimated 10.0 ms)"
-    ]

@@ -79,14 +79,6 @@ def test_the_best_of_three_counts_and_building_kernels_does_not(
     assert curve.seconds == pytest.approx([1.0, 4.0])
 
 
-def test_two_points_are_measured_however_long_they_take(fake: FakeTime) -> None:
-    def run(count: int) -> None:
-        fake.now += count
-
-    curve = measure_curve(run, (1, 2, 4), budget=0.5)
-    assert curve.counts.tolist() == [1, 2]
-
-
 ROWS = [1, 2, 3, 4, 8, 12]
 """For 4 requests and 2 drafts: batches of one row each, then full batches of several."""
 MORE_ROWS = [16, 24, 32, 48, 64]
@@ -257,12 +249,6 @@ def test_v2_nothing_is_counted_for_the_balance_of_experts(fake: FakeTime) -> Non
     runner.eplb = SimpleNamespace(step=never, suppress=lambda: nullcontext(suppressed.append(None)))
     profile_v2(runner)
     assert bool(suppressed) == hasattr(EPLBController, "suppress")
-
-
-def test_v2_what_contexts_take(fake: FakeTime) -> None:
-    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
-    costs = profile_v2(runner)
-    assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, 0.1, 3.0])
 
 
 @pytest.mark.parametrize(

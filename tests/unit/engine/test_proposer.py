@@ -12,7 +12,7 @@ import torch
 
 from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.engines import USES_V2
-from support.pairs import Pair, make_pair
+from support.pairs import Pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.host_step import FixedLength
@@ -21,11 +21,6 @@ from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
 on_both_runners = pytest.mark.usefixtures("runner")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture
@@ -97,54 +92,6 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
 
-def test_context_kept_back_gives_the_same_drafts(pair: Pair) -> None:
-    """Undrafted steps store nothing. Drafts after them still have all their context."""
-    whole = features(60, 0)
-    expected = DrafterHarness(pair).step([Row(0, whole, bonus=3)])
-    harness = DrafterHarness(pair)
-    proposer = harness.proposer
-    proposer.start_planning(profiled_costs())
-    proposer.host.planner = FixedLength(7)  # drafts whenever a request can use drafts
-    stored = []
-    store = proposer.model.context.store
-    proposer.model.context.store = lambda *rows: (stored.append(len(rows[0])), store(*rows))
-    assert harness.step([Row(0, whole[:33], in_prompt=True)]) == [[]]
-    tail = torch.full((4, 128), 1e9)
-    harness.step(
-        [Row(0, torch.cat([whole[33:40], tail]), num_rejected=4), Row(1, whole[:5])],
-        num_speculative_tokens=0,
-    )
-    assert not stored
-    assert harness.step([Row(0, whole[40:], bonus=3)]) == expected
-    assert stored == [60]  # request 1 ended undrafted, so its rows were never stored
-
-
-def test_context_does_not_wait_while_all_are_drafted(pair: Pair) -> None:
-    """It is stored at once, and rows that waited for the same slots are dropped."""
-    whole = features(60, 0)
-    expected = [DrafterHarness(pair).step([Row(0, whole[:n], bonus=3)]) for n in (33, 40, 60)]
-    harness = DrafterHarness(pair)
-    proposer = harness.proposer
-    proposer.start_planning(profiled_costs())
-    proposer.host.planner = FixedLength(7)
-    assert proposer.host.backlog is not None
-    added = []
-    add = proposer.host.backlog.add
-    proposer.host.backlog.add = lambda *rows: (added.append(len(rows[0])), add(*rows))[1]
-    steps: list[StepRecord] = []
-    proposer.host.end = steps.append
-    drafts = [
-        harness.step([Row(0, whole[start:end], bonus=3)])
-        for start, end in ((0, 33), (33, 40), (40, 60))
-    ]
-    assert drafts == expected
-    assert added == [33]
-    assert [step.context_rows for step in steps] == [33, 7, 20]  # none is left out
-    assert len(proposer.host.backlog) == 0
-    harness.step([Row(0, features(1, 1)), Row(1, features(5, 2))])  # another batch
-    assert added == [33, 6]
-
-
 def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> None:
     """The second of four requests is drafted, and two of its drafts are to be verified. Its context
     is the longest, and the third request is in its prompt."""
@@ -171,26 +118,6 @@ def test_plans_are_for_the_users_objective(pair: Pair) -> None:
     harness = DrafterHarness(pair, objective="throughput", draft_window=9)
     assert not harness.proposer.start_planning(profiled_costs()).fair
     assert {one.window for one in harness.proposer.model.block.attentions()} == {9}
-
-
-def test_skipped_steps_are_not_planned_until_the_batch_changes(pair: Pair) -> None:
-    harness = DrafterHarness(pair)
-    proposer = harness.proposer
-    proposer.start_planning(profiled_costs())
-    planned = []
-
-    class Never(FixedLength):
-        def plan(self, step: StepRecord) -> Plan:
-            planned.append((list(step.ids), step.waiting.tolist()))
-            return Plan.without_block(step.num_requests, holds_for=2)
-
-    proposer.host.planner = Never(7)
-    for _ in range(4):
-        assert harness.step([Row(0, features(2, 0))]) == [[]]
-    assert planned == [(["0"], [2]), (["0"], [8])]
-    harness.step([Row(0, features(1, 0)), Row(1, features(3, 0))])
-    assert planned[2:] == [(["0", "1"], [9, 3])]
-    assert proposer.statistics.skipped_steps == 5
 
 
 class FromText(FixedLength):
@@ -225,69 +152,6 @@ def planned_harness(pair: Pair, policy: FromText) -> Harness:
     return harness
 
 
-def test_a_request_gets_what_its_text_predicts_and_the_drafter_rests(pair: Pair) -> None:
-    policy = FromText([False], [4], [True])
-    harness = planned_harness(pair, policy)
-    harness.proposer.model.block.forward = None  # must not be called
-    harness.texts[0, :5] = [11, 12, 13, 14, 11]
-    assert harness.step([Row(0, features(5, 0), bonus=12)]) == [[13, 14, 11, 12]]
-    (step,) = policy.planned
-    assert step.predicted is not None
-    assert step.predicted.lengths.tolist() == [harness.config.num_speculative_tokens] == [32]
-    assert harness.proposer.statistics.skipped_steps == 1
-    # The next step shows what became of it.
-    harness.step([Row(0, features(1, 1), bonus=13)])
-    assert policy.planned[1].predicted is not None
-    assert policy.planned[1].predicted.came_true.tolist() == [1]
-
-
-def test_each_request_gets_drafts_of_the_source_that_was_chosen(pair: Pair) -> None:
-    """The third request has neither. The last has both, and its text is chosen."""
-    rows = [Row(number, features(20 + number, number), bonus=12) for number in range(4)]
-    expected = DrafterHarness(pair).step([rows[1]])[0]
-    policy = FromText([False, True, False, True], [3, 2, 0, 9], [True, False, False, True])
-    harness = planned_harness(pair, policy)
-    for number in (0, 1, 3):
-        harness.texts[number, :4] = [11, 12, 13 + number, 14]
-        harness.texts[number, 19 + number] = 11
-    first, second, third, last = harness.step(rows)
-    assert first == [13, 14, *harness.texts[0, 4:5]]
-    assert second == expected[:2]
-    assert third == []
-    assert last == [16, 14, *harness.texts[3, 4:11]]
-    assert harness.proposer.statistics.draft_lengths.tolist() == [1, 0, 1, *[0] * 5]
-
-
-def test_how_far_block_and_text_say_the_same(pair: Pair) -> None:
-    """Only requests that have both count."""
-    rows = [Row(number, features(20, number), bonus=12) for number in range(3)]
-    block = DrafterHarness(pair).step([rows[1]])[0]
-    policy = FromText([True, True, False], [0, 0, 0], [False] * 3)
-    harness = planned_harness(pair, policy)
-    for number in (1, 2):
-        harness.texts[number, :7] = [11, 12, *block[:3], block[3] + 1, 11]
-        harness.texts[number, 19] = 11
-    assert harness.step(rows) == [[], [], []]
-    assert policy.agreed == [[0, 3, 0]]
-
-
-def test_a_prompt_of_embeddings_gets_blocks_and_nothing_of_its_text(pair: Pair) -> None:
-    """It has no tokens: those in their place are another request's."""
-    rows = [Row(n, features(20, n), bonus=12, has_embeddings=n == 1) for n in range(2)]
-    expected = DrafterHarness(pair).step(rows)[1]
-    policy = FromText([True, True], [3, 7], [True, False])
-    harness = planned_harness(pair, policy)
-    for number in range(2):
-        harness.texts[number, :4] = [11, 12, 13, 14]
-        harness.texts[number, 19] = 11
-    first, second = harness.step(rows)
-    assert (first[:2], second) == ([13, 14], expected)
-    (step,) = policy.planned
-    assert step.predicted is not None
-    assert step.predicted.lengths.tolist() == [32, 0]
-    assert step.limits.tolist() == [7, 7]
-
-
 @pytest.mark.parametrize(("room", "length"), [(99, 32), (5, 5), (0, 0), (-1, 0)])
 def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None:
     """Each of two requests may use half of a step's rows, including a block's and its own two."""
@@ -316,20 +180,6 @@ def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     assert step.predicted is not None
     assert step.predicted.lengths.tolist() == [32, 3, 0]
     assert step.limits.tolist() == [0, 0, 0]
-
-
-def test_a_step_that_rests_is_planned_where_a_text_predicts_something(pair: Pair) -> None:
-    policy = FromText([False], [2], [True], holds_for=3)
-    harness = planned_harness(pair, policy)
-    harness.texts[0, :4] = [11, 12, 13, 14]
-    steps = [(4, 20), (1, 11), (1, 12), (1, 21), (1, 22)]
-    drafts = [harness.step([Row(0, features(rows, 0), bonus=bonus)]) for rows, bonus in steps]
-    assert drafts == [[[]], [[]], [[13, 14]], [[]], [[]]]
-    # The third step predicts something, and the fourth shows what became of it.
-    assert [step.is_resting for step in policy.planned] == [False, True, True, False]
-    assert [step.predicted is not None for step in policy.planned] == [False, True, True, False]
-    assert harness.proposer.statistics.skipped_steps == 5
-    assert all(step.could_draft for step in policy.planned)
 
 
 @pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])

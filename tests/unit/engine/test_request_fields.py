@@ -6,7 +6,7 @@ from vllm import SamplingParams
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-from support.crossed_requests import FEATURES, NOT_OF_REQUESTS, each_alone, mixture
+from support.crossed_requests import FEATURES, NOT_OF_REQUESTS
 
 OTHER_NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -49,15 +49,3 @@ def test_every_field_of_openai_requests_is_known() -> None:
     fields = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
     assert fields - known == set()
     assert {*OTHER_NAMES.values()} <= FEATURES.keys()
-
-
-def test_mixtures_come_to_every_field() -> None:
-    """Each field also comes alone. Requests of a mixture come at different times, and overlap."""
-    alone = {one.about.split()[0] for one in each_alone().requests}
-    assert alone == {name for name, values in FEATURES.items() if values}
-    mixes = [mixture(number) for number in range(200)]
-    asked = {name for mix in mixes for one in mix.requests for name in one.about.split(" + ")}
-    assert asked - {"nothing"} == alone
-    assert {len(mix.requests) for mix in mixes} == {*range(2, 9)}
-    assert any(mix.reset for mix in mixes)
-    assert mixture(3) == mixture(3)

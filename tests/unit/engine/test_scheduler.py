@@ -1,16 +1,13 @@
 """The synchronous scheduler: drafts that came with a step's output are scheduled next."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.outputs import DraftTokenIds
 
-from support.pairs import make_pair
+from support.pairs import Pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import choose_scheduler as ours
 from vllm_dflash.engine.choose_scheduler import build_scheduler
@@ -18,7 +15,6 @@ from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
 from vllm_dflash.engine.v1.v1_scheduler import (
-    DRAFTS,
     DFlashScheduler,
     drafts_come_with_the_output,
 )
@@ -60,20 +56,6 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return told
 
 
-def test_no_request_is_padded_with_placeholders(happened: list[Any]) -> None:
-    """For one to four requests. vLLM pads unless lengths are said to come from a table."""
-    assert DFlashScheduler(vllm_config=WHOLE).dynamic_sd_lookup == [7] * 5
-
-
-def test_drafts_are_taken_behind_the_tokens(happened: list[Any]) -> None:
-    """vLLM counts a request's tokens first, and leaves out requests that have ended."""
-    drafts = DraftTokenIds(["a"], [[1, 2]])
-    output: Any = SimpleNamespace()
-    DRAFTS.attach(output, drafts)
-    assert DFlashScheduler(vllm_config=WHOLE).update_from_output(SCHEDULED, output) == "outputs"
-    assert happened == [(SCHEDULED, output), drafts]
-
-
 def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
     first: Any = SimpleNamespace()
     second: Any = SimpleNamespace()
@@ -82,19 +64,6 @@ def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
     for output, expected in ((first, {"a": 5}), (second, {})):
         scheduler.update_from_output(SCHEDULED, output)
         assert scheduler.free_drafts == expected
-
-
-def test_room_is_kept_for_blocks_and_not_for_the_most_drafts_there_could_be(
-    happened: list[Any],
-) -> None:
-    """Other code in the process, such as the worker, reads the whole config. It stays as it is."""
-    scheduler = DFlashScheduler(vllm_config=WHOLE)
-    found = scheduler.vllm_config
-    assert found.speculative_config is not None
-    assert found.speculative_config.num_speculative_tokens == 7
-    assert found.speculative_config.method == "dflash"
-    assert found.cache_config is WHOLE.cache_config
-    assert WHOLE.speculative_config.num_speculative_tokens == 32
 
 
 def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
@@ -109,28 +78,9 @@ def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
         assert (step.room, step.num_spec_tokens_to_schedule) == (7, 32)
 
 
-def test_accepted_drafts_are_counted_for_as_many_as_there_could_be(happened: list[Any]) -> None:
-    scheduler = DFlashScheduler(vllm_config=WHOLE)
-    scheduler.log_stats = True
-    counted = None
-    for accepted in (32, 3):
-        counted = scheduler.make_spec_decoding_stats(
-            counted,
-            num_draft_tokens=32,
-            num_accepted_tokens=accepted,
-            num_invalid_spec_tokens=None,
-            request_id="a",
-        )
-    assert counted is not None
-    assert counted.num_accepted_tokens_per_pos == [2] * 3 + [1] * 29
-
-
-def test_vllm_reckons_the_room_of_a_block(tmp_path: Path) -> None:
+def test_vllm_reckons_the_room_of_a_block(pair: Pair) -> None:
     """It reads the config that it is given, in several places."""
-    pair = make_pair(tmp_path)
-    asked = {"method": "dflash", "model": str(pair.drafter)}
-    args = EngineArgs(str(pair.target), skip_tokenizer_init=True, speculative_config=asked)
-    whole = args.create_engine_config()
+    whole = pair.start()
     narrow = room_for_blocks(whole)
     assert narrow.speculative_config is not None
     assert narrow.speculative_config.max_num_new_slots_for_drafting == 7

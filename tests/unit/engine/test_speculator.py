@@ -15,7 +15,6 @@ from vllm_dflash.engine.v2 import device_step as module
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Drafts
 from vllm_dflash.engine.v2.exchange import DIRECTIONS, Directions
-from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.engine.v2.loaded_speculator import block_capture_sizes
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
@@ -84,56 +83,6 @@ def run(speculator: Any, step: Any) -> None:
     speculator.propose(batch, num_speculative_tokens=step.num_spec_tokens_to_schedule)
 
 
-@pytest.mark.parametrize(
-    ("directions", "places", "expected"),
-    [
-        (Directions(True), 3, "vLLM: 3, no graph: False"),
-        (Directions(True), 2, "vLLM: 2, no graph: False"),
-        (Directions(False), 3, "vLLM: 0, no graph: True"),
-        (Directions(False), 0, "vLLM: 0, no graph: True"),
-        (None, 3, "vLLM: 3, no graph: False"),  # nothing is planned
-        (None, 0, "vLLM: 0, no graph: True"),
-    ],
-)
-def test_a_step_top_to_bottom(
-    done: list[str], directions: Directions | None, places: int, expected: str
-) -> None:
-    """Without a block, vLLM 0.33 only stores context."""
-    speculator = bare()
-    run(speculator, scheduled(directions, places))
-    block = not expected.startswith("vLLM: 0")
-    assert done == ["grade", expected, f"choose, block: {block}, texts: True"]
-    counted = speculator.statistics
-    assert (counted.drafted_steps, counted.steps) == (int(block), 1)
-    assert counted.draft_lengths.tolist() == [
-        0,
-        0,
-        *(4 * block * (places == each) for each in (2, 3)),
-    ]
-
-
-def test_without_look_ups(done: list[str]) -> None:
-    speculator = bare()
-    speculator.step.free_drafts = None
-    run(speculator, scheduled(Directions(True)))
-    assert done[-1] == "choose, block: True, texts: False"
-
-
-def test_dummy_steps_choose_nothing_and_are_not_counted(done: list[str]) -> None:
-    speculator = bare()
-    speculator.directions = Directions(False)
-    batch = SimpleNamespace(num_reqs=4)
-    speculator.propose(batch, *[None] * 7, dummy_run=True, num_speculative_tokens=K)
-    assert done == ["vLLM: 3, no graph: False"]
-    assert speculator.statistics.steps == 0
-    speculator.runs_target_alone = True
-    speculator.propose(batch, *[None] * 7, dummy_run=True)
-    assert len(done) == 1
-    speculator.runs_target_alone = False
-    speculator.propose(SimpleNamespace(num_reqs=5), *[None] * 7, dummy_run=True)
-    assert len(done) == 1  # the rows of five blocks do not fit in the buffers
-
-
 def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
     monkeypatch: pytest.MonkeyPatch, done: list[str]
 ) -> None:
@@ -146,22 +95,6 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
     )
     run(speculator, scheduled(Directions(True), new=("c", "b", "gone")))
     assert seen == [[0, 1, 1, 1, 1, 0]]
-
-
-def test_what_is_reported_became_of_this_steps_drafts(
-    monkeypatch: pytest.MonkeyPatch, done: list[str]
-) -> None:
-    """The report is as graded in the step, whatever the next one writes."""
-    speculator = bare()
-    numbers = iter([1.0, 2.0])
-    monkeypatch.setattr(module, "grade", lambda _, __, found, *___: found.fill_(next(numbers)))
-    reports = []
-    for _ in range(2):
-        run(speculator, scheduled(Directions(True)))
-        reports.append(speculator.step.report)
-    assert [report.wait().tolist() for report in reports] == [
-        [[number] * (OUTCOME_COLUMNS + K)] * 4 for number in (1.0, 2.0)
-    ]
 
 
 def test_what_was_learned_is_taken_over(done: list[str]) -> None:
@@ -180,24 +113,12 @@ def test_what_was_learned_is_taken_over(done: list[str]) -> None:
     assert told == [directions]
 
 
-def test_graphs_are_captured_with_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the last step ran."""
-    seen: list[bool] = []
-    monkeypatch.setattr(DFlashSpeculator, "capture", lambda self: seen.append(self._runs_block))
-    speculator = bare()
-    speculator._runs_block = False
-    speculator.capture()
-    assert seen == [True]
-
-
 @pytest.mark.parametrize(
     ("largest", "block_rows", "most_requests", "requests"),
     [
         (512, 16, 256, [40, 50, 62, 77, 96, 120, 128]),
         (512, 16, 41, [40, 41]),  # as many as a step has rows for
-        (512, 8, 64, []),
         (4, 16, 64, [1]),
-        (4, 32, 64, []),
     ],
 )
 def test_sizes_of_the_drafters_graphs(

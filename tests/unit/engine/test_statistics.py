@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS, DraftStatistics
+from vllm_dflash.engine.reporting.statistics import COUNTERS, DraftStatistics
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 
 NO_TIME = {"estimated": 0.0, "measured": 0.0}
@@ -89,28 +89,6 @@ def test_lengths_are_those_of_blocks() -> None:
     assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
 
 
-def test_metrics_are_sums_whose_ratios_say_something() -> None:
-    statistics = DraftStatistics(3)
-    step = drafted_step(verified_free=np.array([2, 0, 0]))
-    statistics.observe_verification(step)
-    statistics.observe(step, StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
-    assert {name: statistics.counts()[name] for name in METRICS} == pytest.approx(
-        {
-            "drafted_steps": 1,
-            "skipped_steps": 0,
-            "drafted_requests": 2,
-            "planned_tokens": 2,
-            "free_draft_tokens": 2,
-            "free_accepted_tokens": 2,
-            "step_seconds": 0.05,
-            "planning_seconds": 0.005,
-            "produced_tokens": 5,
-            "expected_tokens": 9,
-            "plain_tokens": 6,
-        }
-    )
-
-
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 7), st.booleans(), st.booleans(), st.integers(0, 7)), max_size=9
@@ -167,28 +145,6 @@ def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -
     statistics = DraftStatistics(3)
     statistics.observe(step, None)
     assert changed(statistics) == {"steps": 1, **counted}
-
-
-def test_steps_add_up() -> None:
-    statistics = DraftStatistics(3)
-    for _ in range(3):
-        statistics.observe(drafted_step(), None)
-        statistics.observe(step_of(could_draft=True, seconds=0.1), None)
-        probe = Plan(np.array([False, False, True]), 1, 1.0, 1.0, is_probe=True)
-        statistics.observe(step_of(probe), None)
-    assert changed(statistics) == {
-        "steps": 9,
-        "drafted_steps": 6,
-        "skipped_steps": 3,
-        "probes": 3,
-        "drafted_requests": 9,
-        "planned_tokens": 6,
-        "draft_lengths": [6, 0, 3, 0],
-        "nan_drafts": 12,
-        "planning_share": pytest.approx(0.015 / 0.45),
-    }
-    seconds = {"steps": 0.45, "draft": 0.024, "context": 0.006, "planning": 0.015}
-    assert statistics.to_dict()["seconds"] == pytest.approx(seconds)
 
 
 def test_what_was_expected_against_what_came() -> None:

@@ -36,17 +36,6 @@ def test_texts_predict_what_followed_their_last_tokens(
     check(requests, width, in_prompt)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, LONGEST, LONGEST + 1, 3 * LONGEST, TILE + 1])
-def test_one_token_over_and_over(length: int) -> None:
-    check([[5] * length], 7)
-
-
-def test_of_equally_long_matches_the_last_one_counts() -> None:
-    """A longer match earlier in the text is preferred."""
-    check([[1, 2, 3, 1, 2, 4, 1, 2], [9, 1, 2, 3, 1, 2, 4, 9, 1, 2]], 3)
-    check([[1, 2, 3, *[8] * TILE, 1, 2, 4, *range(10, TILE), 1, 2]], 3)
-
-
 @pytest.mark.parametrize("most_programs", [1, 4, 4096])
 @pytest.mark.parametrize("start", [0, 40, TILE - LONGEST // 2, 2 * TILE - 1, 2 * TILE + 30])
 def test_texts_longer_than_a_tile(
@@ -57,10 +46,6 @@ def test_texts_longer_than_a_tile(
     text = [*range(100, 100 + 3 * TILE)]
     copied = text[start : start + LONGEST + 5]
     check([[*text, *copied], [*text[:50], 3, 100, 101], [*text, *copied[:SHORTEST]]], 7)
-
-
-def test_a_match_as_long_as_half_the_text() -> None:
-    check([[*range(2 * TILE), *range(2 * TILE)]], 15)
 
 
 def test_no_match_goes_on_in_the_text_before() -> None:

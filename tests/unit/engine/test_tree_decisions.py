@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from support.grown_trees import SLOTS, Grown
 from support.trees_by_hand import grown
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
-from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import walk
 from vllm_dflash.planning.step import BLOCK, TEXT
@@ -97,38 +94,6 @@ def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
     world = Grown(seed, 7, nodes, nodes)
     world.grow()
     world.walk(start)
-
-
-def test_nodes_stand_by_their_depths_and_placeholders_in_a_row() -> None:
-    """One request has a tree, one a tree that was cut, one vLLM's placeholders after its prompt,
-    one is in its prompt, and one has no tree."""
-    trees = TreeSlots(6, 4, 4, CPU)
-    tree, cut, placeholders, in_prompt, chain = 3, 2, 5, 1, 0
-    trees.depths[:] = torch.tensor([1, 1, 1, 1])
-    trees.depths[tree], trees.depths[cut] = torch.tensor([[1, 2, 2, 3], [1, 1, 2, 3]])
-    trees.sizes[:] = 4
-    trees.sizes[chain] = 0
-    query = torch.tensor([0, 5, 8, 13, 16, 21])
-    positions = torch.cat(
-        [start + torch.arange(n) for start, n in [(10, 5), (20, 3), (30, 5), (40, 3), (50, 5)]]
-    )
-    before = positions.clone()
-    batch: Any = SimpleNamespace(
-        num_reqs=5,
-        idx_mapping=torch.tensor([tree, cut, placeholders, in_prompt, chain]),
-        query_start_loc=query,
-        cu_num_logits=torch.tensor([0, 5, 8, 13, 14, 19]),
-        positions=positions,
-    )
-    prefill_lens = torch.zeros(6, dtype=torch.int64)
-    prefill_lens[[tree, cut, placeholders, in_prompt, chain]] = torch.tensor([10, 20, 31, 99, 5])
-    place_nodes(trees, batch, prefill_lens)
-    assert positions[:5].tolist() == [10, 11, 12, 12, 13]
-    assert positions[5:8].tolist() == [20, 21, 21]
-    assert (positions[8:] == before[8:]).all()
-    assert trees.sizes.tolist() == [0, 4, 4, 4, 4, 0]
-    line_up(trees, batch)
-    assert (positions == before).all()
 
 
 def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:

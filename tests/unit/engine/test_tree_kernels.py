@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.tree_rows import Case, Request, attend, make
 from vllm_dflash.engine.v2.trees import tree_kernels
 from vllm_dflash.engine.v2.trees.tree_context import attend_to_context, num_segments
-from vllm_dflash.engine.v2.trees.tree_kernels import Launch, tile_of
+from vllm_dflash.engine.v2.trees.tree_kernels import Launch
 from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
 pytestmark = [
@@ -55,21 +55,6 @@ def cases(draw: st.DrawFn) -> Case:
 def test_rows_see_the_context_and_their_ancestors(case: Case, seed: int) -> None:
     output, expected = attend(case, seed)
     torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("head_size", "dtype", "tile"),
-    [
-        (64, torch.bfloat16, (64, 32, 3)),
-        (128, torch.bfloat16, (64, 32, 3)),
-        (256, torch.float16, (32, 32, 3)),
-        (512, torch.bfloat16, (16, 16, 3)),
-        (192, torch.float32, (16, 16, 3)),  # padded to 256
-        (512, torch.float32, (16, 16, 2)),
-    ],
-)
-def test_tiles(head_size: int, dtype: torch.dtype, tile: tuple[int, int, int]) -> None:
-    assert tile_of(head_size, dtype.itemsize) == tile
 
 
 @pytest.mark.parametrize(("tiles", "expected"), [(1, 16), (24, 11), (264, 1), (2000, 1)])

@@ -153,12 +153,3 @@ def test_a_step_has_rows_for_all_requests() -> None:
     places = PlacesOfTrees(31)
     assert places.places(np.full(4, 7), *batch, 64)[-1].tolist() == [15] * 4
     assert places.places(np.full(4, 7), *batch, 16)[-1].tolist() == [7] * 4  # as without trees
-
-
-def test_requests_that_are_over_are_forgotten() -> None:
-    places = PlacesOfTrees(3)
-    for number in range(20):
-        living = {str(number): SimpleNamespace(sampling_params=SamplingParams())}
-        nothing = np.zeros(1, np.int64)
-        places.places(nothing + 1, [str(number)], living, nothing, nothing + 50, 99)
-    assert len(places._may_branch) < 6

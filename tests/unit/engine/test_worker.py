@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -79,14 +78,6 @@ def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
     assert blocks_dropped(known, finished, caches_prefixes=False) == [9, 5]
 
 
-@pytest.mark.parametrize(("caches_prefixes", "dropped"), [(True, [9, 6]), (False, [9, 5, 6])])
-def test_what_waits_for_a_prefix_that_can_be_found_again_is_kept(
-    caches_prefixes: bool, dropped: list[int]
-) -> None:
-    known = {"ended": SimpleNamespace(block_ids=([5, 6],), num_tokens=40)}
-    assert blocks_dropped(known, {"ended"}, caches_prefixes=caches_prefixes) == dropped
-
-
 @pytest.mark.parametrize(("lengths", "are_sent"), [([7, 0], True), ([0, 0], False)])
 def test_one_request_with_drafts_is_enough_to_send_them(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int], are_sent: bool
@@ -100,42 +91,6 @@ def test_one_request_with_drafts_is_enough_to_send_them(
     monkeypatch.setattr(worker, "take_draft_token_ids", lambda: "drafts")
     output = worker.end_step(SimpleNamespace())
     assert DRAFTS.on(output) == ("drafts" if are_sent else None)
-
-
-def test_what_ends_with_a_step_is_known_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker: Any = object.__new__(DraftingWorker)
-    told: list[Any] = []
-    worker.drafter = object.__new__(PlannedProposer)
-    worker.drafter.host = SimpleNamespace(backlog=None, begin_step=lambda *what: told.append(what))
-    worker.drafter.runner = SimpleNamespace(input_batch=SimpleNamespace(token_ids_cpu="texts"))
-    monkeypatch.setattr(Worker, "execute_model", lambda self, step: told.append("runs"))
-    scheduled = SimpleNamespace(
-        finished_req_ids={"a"},
-        scheduled_new_reqs=[SimpleNamespace(req_id="b")],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"c"}),
-    )
-    worker.execute_model(scheduled)
-    assert told == [({"b", "c"}, {"a"}), "runs"]
-
-
-def test_one_long_request_does_not_end_everybodys_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On V1, vLLM looks at the longest request of a batch."""
-    for name in ("PlannedProposer", "DraftRejectionSampler"):
-        monkeypatch.setattr(f"vllm_dflash.engine.v1.v1_worker.{name}", lambda *_, name=name: name)
-    worker: Any = object.__new__(V1CPUWorker)
-    worker.vllm_config = worker.device = None
-    worker.model_config = SimpleNamespace(is_hybrid=False)
-    runner = worker.model_runner = SimpleNamespace(
-        drafter=object.__new__(DFlashProposer),
-        sampler=None,
-        speculative_config=None,
-        device=None,
-        _input_fits_in_drafter=lambda _: False,
-    )
-    assert worker.attach() == runner.drafter == "PlannedProposer"
-    assert runner.rejection_sampler == "DraftRejectionSampler"
-    assert runner._input_fits_in_drafter(SimpleNamespace(max_seq_len=10**9))
-    assert not runner._input_fits_in_drafter(None)
 
 
 class Drafter:
@@ -276,22 +231,6 @@ def test_what_a_worker_found_out_is_sent_once() -> None:
     assert first is not None
     assert first.lengths == [0, 7]
     assert second is None
-
-
-@pytest.mark.parametrize("has_grammar", [True, False])
-@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker])
-def test_nothing_is_sampled_before_a_grammar_has_had_its_say(
-    monkeypatch: pytest.MonkeyPatch, kind: type, has_grammar: bool
-) -> None:
-    """Without a grammar, on V1, the call that runs the target also samples."""
-    worker: Any = object.__new__(kind)
-    worker.draft_groups = []
-    worker.drafter = SimpleNamespace(begin_step=lambda step: None)
-    monkeypatch.setattr(Worker, "execute_model", lambda self, scheduled: None)
-    monkeypatch.setattr(kind, "sample_tokens", lambda self, grammar: "sampled")
-    scheduled = SimpleNamespace(has_structured_output_requests=has_grammar)
-    expected = None if kind is V2CPUWorker or has_grammar else "sampled"
-    assert worker.execute_model(scheduled) == expected
 
 
 def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:

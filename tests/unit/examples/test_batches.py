@@ -19,7 +19,6 @@ from ray_engines.batch_parts import (
     read_parts,
     write_part,
 )
-from ray_engines.batch_run import BatchResult
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -47,17 +46,6 @@ def test_a_folder_holds_parts_of_one_run(tmp_path: Path) -> None:
     check_claimed(tmp_path)
     with pytest.raises(ValueError, match=r"elsewhere on .* storage shared by all nodes"):
         check_claimed(tmp_path / "elsewhere")
-
-
-def test_figures_of_batches_are_summed() -> None:
-    result = BatchResult(total=9, skipped=2)
-    assert (result.tokens_per_second, result.acceptance_length) == (0, 0)
-    counts = {"rows": 3, "refused": 1, "tokens": 30, "drafts": 4, "accepted": 6}
-    result.add({**counts, "began": 10.0, "ended": 12.0})
-    result.add({**counts, "began": 11.0, "ended": 15.0})
-    assert (result.total, result.skipped, result.rows, result.refused) == (9, 2, 6, 2)
-    assert result.tokens_per_second == 60 / 5
-    assert result.acceptance_length == 1 + 12 / 8
 
 
 @pytest.mark.parametrize(

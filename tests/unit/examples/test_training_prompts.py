@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from smollm2 import chat_prompts, code_prompts
+from smollm2 import code_prompts
 from smollm2.answers import without_repeats
 from smollm2.prompts import is_held_out, write_prompts
 
@@ -32,13 +32,6 @@ def test_examples_in_stubs_are_valid_python_and_right() -> None:
     for prompt in prompts.values():
         ast.parse(re.findall(r"(?s)((?:from|def) .*\"\"\")", prompt)[0])
     assert "count_even_of([5, 5, 18, 21, -3, 44])\n    2\n" in prompts["count_even_of"]
-
-
-@pytest.mark.parametrize("table", [name for name in vars(chat_prompts) if name.isupper()])
-def test_no_entry_of_a_table_is_empty_or_broken_by_a_line(table: str) -> None:
-    value = getattr(chat_prompts, table)
-    entries = chat_prompts.split(value) if isinstance(value, str) else value
-    assert all(entry and entry == entry.strip() for entry in entries)
 
 
 @pytest.mark.parametrize(

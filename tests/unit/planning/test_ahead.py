@@ -17,7 +17,7 @@ from vllm_dflash.planning.chances import TRUST
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.forecast import seen_with_a_block
 from vllm_dflash.planning.planner import MARGIN
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes
+from vllm_dflash.planning.step import TEXT
 
 TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
@@ -74,22 +74,6 @@ def test_the_length_with_the_best_rate_is_chosen(
         assert not chosen.runs_block
     monkeypatch.setattr(module, "MARGIN", 3.0)
     assert not planner.plan(names(count), short(count)).runs_block
-
-
-def test_lengths_that_differ_cost_what_they_cost() -> None:
-    """One request is at its limit, and its text predicts nothing; a row takes 1 ms."""
-    limits = np.array([3, 0, 3])
-    curve = (0.9, 0.85, 0.8)
-    ragged = by_hand(*curve, ragged_seconds=0.0).plan(names(3), short(3), limits)
-    assert ragged.lengths.tolist() == [3, 0, 3]
-    assert not by_hand(*curve, ragged_seconds=1.0).plan(names(3), short(3), limits).runs_block
-
-
-def test_any_length_will_do_where_there_are_no_graphs() -> None:
-    curve, cheap = (0.9, 0.85, 0.02), straight_costs()
-    assert by_hand(*curve, choices=(1, 3), costs=cheap).plan(["a"], short(1)).lengths == [2]
-    alike = by_hand(*curve, choices=(1, 3), costs=cheap, ragged_seconds=1.0)
-    assert alike.plan(["a"], short(1)).lengths != [2]
 
 
 def test_where_the_device_trims_all_get_all_places() -> None:
@@ -208,17 +192,6 @@ def test_what_a_step_brings_is_each_requests_own(monkeypatch: pytest.MonkeyPatch
     alone = sure[[1, 3, 4], None] ** [1, 2, 3]
     np.testing.assert_allclose(curves, alone)
     np.testing.assert_allclose(samples, [TRUST[40:43].cumprod(), *alone[1:]])
-
-
-def test_drafts_that_nobody_made_teach_nothing() -> None:
-    planner = AheadPlanner(3, 8, looks_up=True)
-    before = planner.block_chances.seen.copy()
-    step = step_of(names(2), np.array([3, 3]), np.array([0, 0]))
-    planner.observe(step, outcomes_of([3, 3], 3, source=NO_DRAFTS))
-    planner.observe(step, None)
-    planner.observe(step_of([], np.zeros(0, int), np.zeros(0, int)), None)
-    np.testing.assert_array_equal(planner.block_chances.seen, before)
-    assert not planner.text_chances.seen.any()
 
 
 def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
@@ -345,24 +318,6 @@ def test_what_is_learned_is_sent_as_copies() -> None:
     assert (now.block_rates != learned.block_rates).any()
 
 
-def test_a_table_of_the_device_is_read_column_by_column() -> None:
-    table = np.array(
-        [[BLOCK, 3, 4, 5, 2, 1, 2, 1, 0.5, 0.25], [TEXT, 2, 9, 7, 3, 3, 2, 0, 0.0, 0.0]],
-        np.float32,
-    )
-    outcomes = Outcomes.of(table)
-    assert outcomes.source.tolist() == [BLOCK, TEXT]
-    assert outcomes.admitted.tolist() == [3, 2]
-    assert outcomes.matches.tolist() == [4, 9]
-    assert outcomes.text_lengths.tolist() == [5, 7]
-    assert outcomes.known.tolist() == [2, 3]
-    assert outcomes.came_true.tolist() == [1, 3]
-    assert outcomes.likeliest.tolist() == [2, 2]
-    assert outcomes.accepted.tolist() == [1, 0]
-    assert outcomes.confidence.tolist() == [[0.5, 0.25], [0.0, 0.0]]
-    assert outcomes.confidence.dtype == np.float64
-
-
 def test_what_plans_take_that_were_not_found_here() -> None:
     """Rows and the block, and more if a step's requests have different lengths, or no graph."""
     planner = by_hand(0.9, 0.8, 0.7, choices=(3, 7), ragged_seconds=1.0)
@@ -384,12 +339,3 @@ def test_what_a_chain_would_have_brought_behind_what_was_verified() -> None:
     rates = Calibration(5).acceptance(confidence[:1])[0]
     whole = rates[3] + rates[3] * rates[4]
     assert planner.rest_of_chains(outcomes).tolist() == pytest.approx([whole, 0.0, 0.0, 0.0])
-
-
-def test_a_plan_for_eight_steps_saves_eight_steps_time_for_probes() -> None:
-    planner = by_hand(0.1, 0.1, 0.1, choices=(3,), **TRIMMED)
-    for steps in (1, 8):
-        planner.plan(["a"], short(1), None, steps)
-    assert isinstance(planner.probes, ToldProbes)
-    (one, *_), (eight, *_) = planner.probes.asked
-    assert eight == pytest.approx(8 * one)

@@ -94,14 +94,6 @@ def test_drafts_behind_long_contexts_cost_their_reading() -> None:
     assert best_budget(costs, Load(2, 2, 1e5, 100.0, 0), scores, 1, 4) == 4
 
 
-def test_a_new_request_is_given_the_benefit_of_the_doubt() -> None:
-    recent = RecentChances(4, 3)
-    scores, steps = recent.sample(np.array([2]), np.array([3]))
-    assert steps == MOST_STEPS
-    expected = np.repeat(ASSUMED_RATE ** np.arange(1, 4), steps)
-    np.testing.assert_allclose(scores, expected, rtol=1e-6)
-
-
 @given(st.data())
 def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None:
     """Compared with lists, while slots are used and forgotten."""
@@ -136,22 +128,6 @@ def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None
         for draft in range(number)
     ]
     np.testing.assert_allclose(scores, sorted(expected, reverse=True), rtol=1e-6)
-
-
-def test_four_requests_of_which_some_have_nothing() -> None:
-    """One is not drafted, one is in its prompt, one at its limit, and one is new."""
-    recent = RecentChances(8, 3)
-    slots = np.array([1, 3, 5, 7])
-    for _ in range(MOST_STEPS):
-        recent.add(slots, np.array([[0.9] * 3, [0.8] * 3, [0.0] * 3, [0.5] * 3]))
-    recent.forget(7)
-    scores, steps = recent.sample(slots, np.array([0, 1, 3, 2]))
-    expected = np.r_[[0.8] * steps, [ASSUMED_RATE] * steps, [ASSUMED_RATE**2] * steps]
-    expected = np.r_[np.sort(expected)[::-1], [0.0] * 3 * steps]
-    np.testing.assert_allclose(scores, expected, rtol=1e-5)
-    load = Load(3, 103, 300.0, 100.0, 0)
-    costs = StepCosts.of(straight(10, 0.1), straight(1, 0), straight(0, 0), 8)
-    assert best_budget(costs, load, scores, steps, 6) == 3  # only those that are worth anything
 
 
 def test_where_rows_are_free_to_an_edge_it_goes_to_the_edge() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.chances_by_hand import Bias, Calibration, bias_of, bias_of_all, observe
+from support.chances_by_hand import Bias, Calibration, observe
 from vllm_dflash.planning.chances import Chances, expect, learn
 
 WIDTH = 3
@@ -49,30 +49,6 @@ def test_survival_ends_where_drafts_do() -> None:
     assert chances.survival == pytest.approx(np.array([[0.0] * 3, [0.5, 0.25, 0.0]]))
 
 
-def test_before_anything_was_seen_the_drafter_is_believed() -> None:
-    confidence = np.array([[0.2, 0.55, 1.0]])
-    assert Chances.of(WIDTH, 0).acceptance(confidence) == pytest.approx(confidence)
-
-
-def test_an_overconfident_drafter_is_found_out() -> None:
-    rng = np.random.default_rng(0)
-    chances = Chances.of(WIDTH, 8)
-    for _ in range(300):
-        confidence = rng.uniform(0.3, 1.0, (8, WIDTH))
-        lucky = rng.random((8, WIDTH)) < confidence**3
-        observe(chances, confidence, np.full(8, WIDTH), np.cumprod(lucky, axis=1).sum(axis=1))
-    asked = np.array([[0.4] * WIDTH, [0.7] * WIDTH, [0.95] * WIDTH])
-    assert chances.acceptance(asked) == pytest.approx(asked**3, abs=0.1)
-
-
-def test_positions_behind_a_rejection_teach_nothing() -> None:
-    chances = Chances.of(WIDTH, 1)
-    observe(chances, np.full((1, WIDTH), 0.5), np.array([WIDTH]), np.array([0]))
-    assert chances.seen.sum(axis=1) == pytest.approx([1, 0, 0])
-    observe(chances, np.full((1, WIDTH), 0.5), np.array([1]), np.array([1]))
-    assert chances.seen.sum(axis=1) == pytest.approx([2, 0, 0], rel=1e-2)
-
-
 def test_compared_with_what_was_expected() -> None:
     """Only accepted drafts and the first rejected one count; those after it are not looked at."""
     chances = Chances.of(WIDTH, 4)
@@ -86,16 +62,6 @@ def test_compared_with_what_was_expected() -> None:
     assert found == pytest.approx([3, sum(tried), variance])
 
 
-def test_old_observations_fade() -> None:
-    """After a change of the text the estimate follows it."""
-    chances = Chances.of(1, 20)
-    confidence = np.full((20, 1), 0.8)
-    for accepted, expected in ((1, 1.0), (0, 0.0)):
-        for _ in range(500):
-            observe(chances, confidence, np.ones(20, int), np.full(20, accepted))
-        assert chances.acceptance(confidence[:1]) == pytest.approx(expected, abs=0.05)
-
-
 def test_an_observation_counts_half_after_two_thousand_others() -> None:
     chances = Chances.of(1, 2000)
     observe(chances, np.array([[0.2]]), np.array([1]), np.array([1]))
@@ -103,49 +69,6 @@ def test_an_observation_counts_half_after_two_thousand_others() -> None:
     # The drafter's confidence is worth 4 observations, and all positions 8; here there is only one.
     pooled = (0.5 + 4 * 0.2) / (0.5 + 4)
     assert chances.acceptance(np.array([[0.2]])) == pytest.approx((0.5 + 8 * pooled) / (0.5 + 8))
-
-
-def test_a_requests_bias_is_worth_eight_tokens_of_everybodys() -> None:
-    """Biases by hand: that of all requests fades by 2% a block, a request's own by a tenth."""
-    chances = Chances.of(4, 4)
-    assert bias_of(chances, np.array([0, 3])).tolist() == [1.0, 1.0]
-
-    def came(rows: list[int], expected: list[float], accepted: list[int]) -> None:
-        chances.survival[rows] = np.array(expected)[:, None] / 4
-        chances.confidence[rows] = 0.5
-        all_four = np.full(len(rows), 4)
-        chances.num_verified[rows] = all_four
-        learn(chances, np.array(rows), all_four, all_four, np.array(accepted))
-
-    came([2, 0], [2.0, 3.0], [1, 0])
-    everybody = (1 + 8) / (5 + 8)
-    assert bias_of_all(chances) == pytest.approx(everybody)
-    expected = [8 * everybody / (3 + 8), everybody, (1 + 8 * everybody) / (2 + 8)]
-    assert bias_of(chances, np.array([0, 1, 2])) == pytest.approx(expected)
-    came([2, 1], [1.0, 4.0], [2, 4])
-    everybody = (0.9604 * 1 + 6 + 8) / (0.9604 * 5 + 5 + 8)
-    assert bias_of_all(chances) == pytest.approx(everybody)
-    expected = [
-        8 * everybody / (3 + 8),
-        (4 + 8 * everybody) / (4 + 8),
-        (0.9 + 2 + 8 * everybody) / (1.8 + 1 + 8),
-        everybody,
-    ]
-    assert bias_of(chances, np.arange(4)) == pytest.approx(expected)
-    chances.forget(np.array([0, 1]))
-    expected[:2] = everybody, everybody
-    assert bias_of(chances, np.arange(4)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("bias", "curve"), [(0.5, [0.45, 0.2]), (1.0, [0.9, 0.4]), (2.0, [1.0, 0.8])]
-)
-def test_a_bias_raises_or_lowers_the_whole_curve(bias: float, curve: list[float]) -> None:
-    chances = Chances.of(2, 2)
-    chances.bias[0] = 1e9, bias * 1e9  # outweighs the bias of all requests
-    confidence = np.array([[0.9, 0.4 / 0.9], [0.3, 0.0]])
-    curves = expect(chances, np.arange(2), confidence, np.full(2, 2))
-    assert curves == pytest.approx(np.array([curve, [0.3, 0.0]]))
 
 
 def test_a_bias_is_of_what_was_verified() -> None:

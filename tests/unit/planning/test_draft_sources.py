@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.planner_world import (
-    MAX_DRAFT,
     names,
     planner,
     rate_of,
@@ -24,7 +23,7 @@ from vllm_dflash.planning.chances import learn as learn_from
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.search import OfferedDrafts, UndraftedBatch, best_step, choose_lengths
-from vllm_dflash.planning.step import Plan, Predicted, StepRecord
+from vllm_dflash.planning.step import Plan, Predicted
 
 POOR_DRAFTER: dict[str, Any] = {"sure": 0.3, "unsure": 0.1}
 NO_DRAFTS = np.zeros(0, dtype=np.int64)
@@ -37,16 +36,6 @@ def predicted(lengths: list[int], match: int = 8, known: int = 0, came_true: int
 
 def curves_of(free: Chances, rows: list[int], matches: list[int], lengths: list[int]) -> Floats:
     return expect_texts(free, np.array(rows), np.array(matches), np.array(lengths))
-
-
-def test_the_longer_the_match_the_surer_its_drafts() -> None:
-    free = Chances.of(4, 2)
-    curves = curves_of(free, [0, 1], [2, 16], [4, 3])
-    assert curves[0, 0] == pytest.approx(TRUST[2])
-    assert curves[0, 1] == pytest.approx(TRUST[2] * TRUST[3])
-    assert curves[1, 0] == pytest.approx(TRUST[16])
-    assert curves[1].tolist() == sorted(curves[1], reverse=True)
-    assert curves[1, 3] == 0.0
 
 
 def learn(free: Chances, times: int, came_true: int, verified: int = 0) -> None:
@@ -258,12 +247,3 @@ def test_both_sources_together_are_no_worse_than_either(num_requests: int) -> No
     both = rate_of(planner(), num_requests, **told)
     assert both > 1.02 * rate_of(planner(), num_requests)
     assert both > 0.995 * rate_of(planner(), num_requests, **told, **POOR_DRAFTER)
-
-
-def test_a_fixed_length_knows_nothing_of_texts() -> None:
-    step = decoding([MAX_DRAFT])
-    step.predicted = predicted([6])
-    fixed = FixedLength(MAX_DRAFT)
-    step.plan = fixed.plan(step)
-    assert isinstance(step, StepRecord)
-    assert not step.plan.uses_text

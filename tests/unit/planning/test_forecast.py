@@ -118,21 +118,6 @@ def test_many_samples_are_read_when_an_eighth_of_them_is_new() -> None:
     assert means == pytest.approx([0, 1 / 32, 1 / 32, 5 / 36, 5 / 36, 10 / 41])
 
 
-def test_before_anything_was_seen_four_rates_are_possible() -> None:
-    forecast = new_forecast(2)
-    assert forecast.summary.mean_first_worth == pytest.approx((0.5 + 0.7 + 0.85 + 0.95) / 4)
-    outcomes = outcomes_of(forecast.summary, np.array([0.1, 0.9]))
-    assert outcomes.drafted.tolist() == [2]
-    assert outcomes.min_scores.tolist() == [-np.inf]
-    # Two requests: every draft is kept, or only those with a survival of at least 0.6.
-    assert outcomes.kept[0, 0] == pytest.approx([2, 4])
-    squares = 0.25 + 0.49 + 0.7225 + 0.9025
-    assert outcomes.gain[0, 0] == pytest.approx([2 * 3.0 / 4, 2 * (3.0 + squares) / 4])
-    assert outcomes.kept[0, 8] == pytest.approx([2 * 3 / 4, 2 * 5 / 4])
-    assert outcomes.kept[0, 9] == pytest.approx(outcomes.kept[0, 8])  # the same from 0.7 on
-    assert outcomes.gain[0, 8] == pytest.approx([2 * 2.5 / 4, 2 * (2.5 + 0.7225 + 0.9025) / 4])
-
-
 def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
     """Scores are 2, 1 and 0 in turn. The better half has all 14 twos and the first 6 ones."""
     forecast = new_forecast(1)
@@ -140,15 +125,6 @@ def test_of_requests_that_score_alike_the_first_samples_come_first() -> None:
     # The first 20 samples were accepted: 7 of the twos, and all 6 of those ones.
     gain = outcomes_of(forecast.summary, np.array([2.0])).gain
     assert gain[0, 0, 0] == pytest.approx(13.0 / 20)
-
-
-def test_assumed_rates_stand_in_the_middle_of_scores() -> None:
-    """That is 0.75. There are samples of fewer than eight drafts, and none was ever accepted."""
-    forecast = new_forecast(1)
-    observe(forecast, np.full(7, 0.9), np.zeros((7, 1)))
-    assert forecast.summary.mean_first_worth == pytest.approx(3.0 / 11)
-    observe(forecast, np.full(1, 0.9), np.zeros((1, 1)))
-    assert forecast.summary.mean_first_worth == 0.0
 
 
 @pytest.mark.parametrize(

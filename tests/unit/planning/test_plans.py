@@ -80,27 +80,6 @@ def test_requests_of_which_little_is_expected_are_left_out() -> None:
     assert not ours.plan(decoding([2, 0])).drafted.any()
 
 
-def test_who_is_just_good_enough_is_drafted() -> None:
-    """The forecast counts them like this, too."""
-    ours = ToldPlanner(2, mean_first_worth=0.5)
-    ours.forecast.summary = two_groups()
-    assert ours.plan(decoding([2, 2])).drafted.tolist() == [True, True]
-
-
-def test_a_group_of_nobody_is_worth_nothing() -> None:
-    ours = ToldPlanner(1, mean_first_worth=0.5)
-    ours.forecast.summary = Summary(
-        min_scores=np.array([0.9, -np.inf]),
-        kept=np.array([[[0.0]], [[1.0]]]),
-        gain=np.array([[[9.0]], [[0.8]]]),
-        mean_first_worth=0.5,
-        num_samples=2,
-    )
-    plan = ours.plan(decoding([1]))
-    assert plan.drafted.tolist() == [True]
-    assert plan.price == pytest.approx(1800 / (12 + 1.0 + 0.25))
-
-
 @pytest.mark.parametrize(
     ("gain", "drafts", "is_close", "holds_for"),
     [
@@ -163,25 +142,6 @@ def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
     assert cost == pytest.approx((3.0 + 6 + 0.3) / 1000)
 
 
-def test_the_best_plan_is_the_probe_where_that_is_cheaper() -> None:
-    ours = ToldPlanner(4, 0.1)
-    ours.probes.due = True
-    batch = [0, 4], [640, 10]  # nothing is stored for the one at its limit
-    plan = ours.plan(decoding(*batch))
-    # One draft: 13 + 1.0 + (4 + 1 + 10/64) / 20 ms for 2.1 tokens that are worth 12.6.
-    ms = 13 + 1.0 + (5 + 10 / 64) / 20
-    assert (plan.drafted.tolist(), plan.width, plan.min_verified) == ([False, True], 1, 0)
-    assert (plan.is_probe, plan.speedup) == (True, 1.0)
-    assert plan.price == pytest.approx(2000 / 12)
-    ((seconds, cost, is_close),) = ours.probes.asked
-    assert seconds == pytest.approx(8 * 0.012)
-    assert cost == pytest.approx((ms - 2.1 * 6 + (4 + 10) / 20) / 1000)
-    assert not is_close
-    # At the price of plain decoding, only what pays is verified.
-    ours.probes.due = False
-    assert ours.plan(decoding(*batch)).width == 0
-
-
 def test_a_probe_costs_what_its_own_requests_take() -> None:
     """Four requests. One is at its limit, and the third has the least to catch up."""
     ours = ToldPlanner(4)
@@ -208,10 +168,3 @@ def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: 
     assert np.flatnonzero(plan.drafted).tolist() == list(range(count - chosen, count))
     unable = decoding([0] * (count - 1) + [4], waiting[::-1])
     assert np.flatnonzero(ours.plan(unable).drafted).tolist() == [count - 1]
-
-
-def test_of_those_who_wait_as_long_the_first_are_probed() -> None:
-    ours = ToldPlanner(4, max_requests=64)
-    ours.probes.due = True
-    plan = ours.plan(decoding([4] * 64, [9, 5] * 32))
-    assert np.flatnonzero(plan.drafted).tolist() == [1, 3, 5, 7, 9]

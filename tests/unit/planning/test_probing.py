@@ -13,13 +13,6 @@ def test_probes_spend_the_saved_share_of_the_time() -> None:
     assert probes.saved == 0.0
 
 
-def test_a_probe_is_due_as_soon_as_it_can_be_paid() -> None:
-    probes = ProbeSchedule(share=0.5)
-    assert not probes.is_due(1.0, 0.75, is_close=False)
-    assert probes.saved == 0.5
-    assert probes.is_due(0.5, 0.75, is_close=False)
-
-
 def test_the_share_halves_with_every_probe_and_ends_at_two_thousandths() -> None:
     probes = ProbeSchedule()
     shares = []
@@ -40,9 +33,3 @@ def test_where_drafting_nearly_pays_the_share_is_five_thousandths_at_least(
     assert not probes.is_due(1.0, 1.0, is_close=is_close)
     assert probes.saved == pytest.approx(saved)
     assert probes.share == share
-
-
-def test_a_restart_begins_anew() -> None:
-    probes = ProbeSchedule(share=0.002, saved=0.3)
-    probes.restart()
-    assert probes == ProbeSchedule(share=0.015, saved=0.0)

@@ -25,16 +25,3 @@ def test_every_request_has_a_row_of_its_own_while_it_is_known(batches: list[list
         assert [known[name] for name in new] == fresh.tolist()
         assert len(set(known.values())) == len(known)
         assert set(known.values()) <= set(range(NUM_ROWS))
-
-
-def test_requests_that_wait_keep_their_rows_as_long_as_there_are_enough() -> None:
-    rows = RequestRows(NUM_ROWS)
-    first, fresh = rows.of(["a", "b"])
-    assert fresh.tolist() == first.tolist()
-    assert len(rows.of(["c", "d"])[1]) == 2
-    again, fresh = rows.of(["b", "a"])
-    assert again.tolist() == first.tolist()[::-1]
-    assert fresh.tolist() == []
-    (new,), (fresh_row,) = rows.of(["e"])  # a, b, c and d lose theirs
-    assert new == fresh_row
-    assert len(rows.of(["a", "b", "e"])[1]) == 2

@@ -69,9 +69,3 @@ def test_of_equals_the_first_are_chosen_and_no_more_than_pay() -> None:
     worth = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
     seconds = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])  # three are free
     assert cut_chains(worth, np.full(3, 2), seconds, 1.0).tolist() == [2, 1, 0]
-
-
-def test_nothing_is_worth_verifying_at_a_high_price() -> None:
-    worth, limits, seconds = np.array([[0.9, 0.8]]), np.array([2]), np.array([1.0, 2.0, 3.0])
-    assert cut_chains(worth, limits, seconds, 1.0).tolist() == [0]
-    assert cut_chains(worth, limits, seconds, 0.5).tolist() == [2]

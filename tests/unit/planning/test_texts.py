@@ -143,14 +143,3 @@ def test_a_text_that_was_written_to_be_slow_is_looked_up_in_few_places(length: i
     found = engine.step(["a"], [[2]])
     assert length // 3 < MOST_PLACES or found.matches.tolist() == [2]
     assert length // 3 > MOST_PLACES or found.matches.tolist() == [4]
-
-
-def test_a_text_that_goes_round_predicts_that_it_goes_on() -> None:
-    engine = Engine(1)
-    engine.start(0, [9, 1, 2, 3, 1, 2])
-    engine.step(["a"], [[3]], most=8)
-    assert engine.predicted(0, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
-    found = engine.step(["a"], [[1, 2, 3, 1, 2, 3, 1, 2]], most=8)
-    assert (found.known.tolist(), found.came_true.tolist()) == ([8], [8])
-    found = engine.step(["a"], [[3, 1, 2, 3, 1, 7]], most=8)
-    assert (found.known.tolist(), found.came_true.tolist()) == ([6], [5])

@@ -11,7 +11,6 @@ pytest.importorskip("matplotlib")
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench import bench_command as command
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 
@@ -55,9 +54,6 @@ def bench(tmp_path: Path, *arguments: str) -> int:
     ("arguments", "message"),
     [
         (["--demo", "nowhere"], "nowhere"),
-        (["--demo", "nowhere", "--prompts", str(DEMO / "held_out.jsonl")], "--target and --draft"),
-        (["--target", "only"], "belong together"),
-        ([*NOT_WIDENED, "--concurrency", "65"], "raise --max-num-seqs"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
     ],
@@ -74,17 +70,6 @@ def test_refused_with_the_remedy(
     assert not comparisons
 
 
-def test_without_matplotlib_there_is_no_plot(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    one_round: None,
-) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert bench(tmp_path) == INTERRUPTED
-    assert "(pip install matplotlib for a plot)" in capsys.readouterr().out
-
-
 def test_an_interrupted_bench_says_what_it_has(
     tmp_path: Path, one_round: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,17 +78,6 @@ def test_an_interrupted_bench_says_what_it_has(
     assert "closed: tokens/s, median of rounds" in printed
     assert "1 of 5 rounds are complete." in printed
     assert str(tmp_path / "out") in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "tuned"),
-    [([], True), (["--native-schedule", "none"], False), (["--native-k"], False)],
-)
-def test_a_schedule_is_tuned_where_there_are_fixed_sides_to_tune_it_by(
-    tmp_path: Path, comparisons: list[Comparison], arguments: list[str], tuned: bool
-) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
-    assert comparisons[0].tune_schedule == tuned
 
 
 def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
@@ -173,36 +147,3 @@ def test_engines_share_a_gpus_memory(
     assert bench(tmp_path, *NOT_WIDENED, "--kv-cache-memory-bytes", "1000") == 0
     assert comparisons[1].engines.arguments["kv_cache_memory_bytes"] == 1000
     assert comparisons[1].engines.at_once == 6
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_engines_are_compiled_unless_asked_otherwise(
-    tmp_path: Path, comparisons: list[Comparison], asked: bool
-) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, *["--enforce-eager"] * asked) == 0
-    assert comparisons[0].engines.arguments.get("enforce_eager", False) == asked
-
-
-def test_quick_leaves_what_was_asked_for(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, "--rounds", "7", "--quick") == 0
-    (comparison,) = comparisons
-    assert comparison.record.rounds == 7
-    assert comparison.workload.concurrency == (1, 4, 16)
-
-
-def test_files_of_prompts_are_named_after_themselves(
-    tmp_path: Path, comparisons: list[Comparison]
-) -> None:
-    files = [tmp_path / "code.jsonl", tmp_path / "chat.txt", tmp_path / "chat.jsonl"]
-    for file in files:
-        file.write_text(f"prompt of {file.name}")
-    paths = [*map(str, files)]
-    assert bench(tmp_path, *NOT_WIDENED, "--prompts", *paths[:2], "--temperature", "0", "1") == 0
-    assert bench(tmp_path, *NOT_WIDENED, "--prompts", *paths) == 0
-    assert bench(tmp_path, *NOT_WIDENED, "--prompts", *paths[:1]) == 0
-    named = {"code": ["prompt of code.jsonl"], "chat": ["prompt of chat.txt"]}
-    assert comparisons[0].prompts == named
-    assert comparisons[0].workload.files == ("code", "chat")
-    assert comparisons[0].workload.temperatures == (0, 1)
-    assert [*comparisons[1].prompts] == paths  # two have the same stem
-    assert comparisons[2].prompts == {"": ["prompt of code.jsonl"]}

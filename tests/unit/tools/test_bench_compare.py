@@ -104,68 +104,6 @@ def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
     assert len(of(asked, "leave")) == 4
 
 
-@pytest.mark.parametrize(
-    ("tuned", "at_once", "said"),
-    [
-        # 3 engines x (60 s + 4 rounds x 2 settings x 2 s)
-        (False, 1, "starting 3 engines (plain, native K=3, ours), then 1 warm-up"),
-        (False, 1, "1 warm-up and 3 measured rounds: about 4 minutes"),
-        (False, 2, "1 warm-up and 3 measured rounds: about 3 minutes"),
-        # 4 engines x (60 s + 4 rounds x 2 settings x 2 s)
-        (True, 1, "4 engines (plain, native K=3, ours, native schedule)"),
-        (True, 1, "about 5 minutes"),
-    ],
-)
-def test_says_what_it_is_going_to_do(tmp_path: Path, tuned: bool, at_once: int, said: str) -> None:
-    one = comparison(tmp_path, tuned=tuned, at_once=at_once)
-    assert said in one.announcement()
-
-
-@pytest.mark.parametrize(
-    ("at_once", "order"),
-    [
-        (1, "+ours -ours +plain -plain +native K=3 -native K=3"),
-        (2, "+ours -ours +plain +native K=3 -plain -native K=3"),
-    ],
-)
-def test_engines_start_side_by_side(
-    tmp_path: Path,
-    asked: list[Question],
-    monkeypatch: pytest.MonkeyPatch,
-    at_once: int,
-    order: str,
-) -> None:
-    """Ours starts first and alone: nothing disturbs it while it times its costs."""
-    seen: list[str] = []
-    instant: type[EngineProcess] = vars(sides)["EngineProcess"]
-    send, receive = instant.send, instant.receive
-
-    def watched_send(child: Any, question: str, **arguments: Any) -> None:
-        seen.append(f"+{child.side}")
-        send(child, question, **arguments)
-
-    def watched_receive(child: Any) -> Any:
-        seen.append(f"-{child.side}")
-        return receive(child)
-
-    monkeypatch.setattr(instant, "send", watched_send)
-    monkeypatch.setattr(instant, "receive", watched_receive)
-    one = comparison(tmp_path, at_once=at_once)
-    with one.engines:
-        one.engines.start(one.record.sides, Progress())
-    assert " ".join(seen) == order
-
-
-def test_what_goes_on_is_told_and_how_ours_stands(tmp_path: Path, asked: list[Question]) -> None:
-    file = StringIO()
-    comparison(tmp_path, rounds=2, progress=Progress(file)).run()
-    told = file.getvalue()
-    assert "starting the engines: 3 engines\nup after 0 s: ours\n" in told
-    first, second = told.split("round 1 of 2: 6 measurements")[1].split("round 2 of 2: 6")
-    assert "closed: tokens/s of ours / others', median of paired rounds" in first
-    assert "ours / others" not in second  # it is in the report
-
-
 FIRST = Asked("calm", "one", 9)
 ASKED = [FIRST, Asked("wild", "two", 9), Asked("wild", "twelve letters", 9)]
 
@@ -191,39 +129,10 @@ def test_a_set_of_prompts_is_served_whole_in_every_round(
     assert [title for title in titles if "TTFT" in title and "4 in flight" in title] != []
 
 
-def test_a_warm_up_takes_a_few_of_a_set(tmp_path: Path, asked: list[Question]) -> None:
-    one = comparison(tmp_path, rounds=1, dataset=Dataset("mt_bench", [FIRST] * 30, {}, None))
-    one.run()
-    counts = [len(arguments["answers"]) for _, _, arguments in of(asked, "answers")]
-    assert counts == [8] * 6 + [30] * 6  # two concurrencies, three sides
-
-
 def test_no_prompt_of_a_set_fits(tmp_path: Path, asked: list[Question]) -> None:
     one = comparison(tmp_path, dataset=Dataset("mt_bench", [FIRST._replace(tokens=18)], {}, None))
     with pytest.raises(ValueError, match=r"1 of 1 prompts are left out.*Raise --max-model-len"):
         one.run()
-
-
-def test_all_may_leave_before_the_first_is_waited_for(
-    tmp_path: Path, asked: list[Question], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if Ctrl-C comes while engines start."""
-
-    def dismiss(child: Any) -> None:
-        asked.append((child.side, "dismissed", {}))
-
-    def receive(child: Any) -> Any:
-        if child.side == "native K=3":
-            raise KeyboardInterrupt
-        return {"versions": {}, "cache_tokens": 0}
-
-    instant: type[EngineProcess] = vars(sides)["EngineProcess"]
-    monkeypatch.setattr(instant, "dismiss", dismiss)
-    monkeypatch.setattr(instant, "receive", receive)
-    with pytest.raises(KeyboardInterrupt):
-        comparison(tmp_path, at_once=2).run()
-    kinds = [question for _, question, _ in asked]
-    assert kinds == ["facts"] * 3 + ["dismissed"] * 3 + ["leave"] * 3
 
 
 def test_a_death_leaves_complete_rounds_and_no_child(

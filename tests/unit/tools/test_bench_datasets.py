@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from vllm_dflash.tools.bench.bench_datasets import (
     SETS,
     SPEED_BENCH,
     Asked,
-    add_dataset,
     read_dataset,
 )
 from vllm_dflash.tools.bench.comparison import Comparison
@@ -42,12 +40,8 @@ def lines_of(file: Path) -> list[dict]:
     ("name", "prompt", "tokens"),
     [
         ("spec_bench", "Describe a harbour at night.", 256),
-        ("speed_bench", "Reverse a list in place.", 256),
         ("gsm8k", "A boat carries 12 crates and loses 3. How many are left?", 256),
         ("humaneval", 'def double(number):\n    """Twice the number."""\n', 256),
-        ("mt_bench", "A train leaves before a bus. Which arrives first?", 256),
-        ("aimo", "Find all whole numbers whose square is 49.", 256),
-        ("custom", "Name three kinds of bread.", 256),
     ],
 )
 def test_first_turns_as_they_stand_there(name: str, prompt: str, tokens: int) -> None:
@@ -60,13 +54,6 @@ def test_every_set_has_a_test_file_and_a_seam() -> None:
     assert {reader for reader, _ in SETS.values()} <= held
     for name in SETS:
         assert read_dataset(name, file_of(name), tokens=7)[0].tokens == 7
-
-
-def test_what_a_set_puts_around_its_texts_is_vllms() -> None:
-    first, _ = read_dataset("blazedit", file_of("blazedit"))
-    assert "def area(a, b)" in first.prompt
-    assert "Rename the function to surface." in first.prompt
-    assert first.tokens == 4000  # vLLM's number for it
 
 
 def test_categories_take_turns() -> None:
@@ -90,13 +77,6 @@ def test_files_of_the_hub_are_read_in_each_form(tmp_path: Path, form: str) -> No
     assert read_dataset("mt_bench", file) == read_dataset("mt_bench", file_of("mt_bench"))
 
 
-def test_a_subset_of_speed_bench_is_the_file_that_is_named(tmp_path: Path) -> None:
-    of_folder = file_of("speed_bench") / "qualitative.jsonl"
-    file = tmp_path / "throughput_1k.jsonl"
-    file.write_text(of_folder.read_text())
-    assert read_dataset("speed_bench", file) == read_dataset("speed_bench", of_folder.parent)
-
-
 @pytest.mark.parametrize(
     ("name", "path", "messages"),
     [
@@ -105,14 +85,12 @@ def test_a_subset_of_speed_bench_is_the_file_that_is_named(tmp_path: Path) -> No
             "nowhere.jsonl",
             ["'nowhere.jsonl' is not a file", "wget https://", "Spec-Bench"],
         ),
-        ("speed_bench", "nowhere", ["'nowhere' is not a file", "prepare.py"]),
         ("gsm8k", str(FILES), ["is not a file", "hf download", "openai/gsm8k"]),
         (
             "gsm8k",
             str(FILES / "custom.jsonl"),
             ["cannot be read as gsm8k", "'question'", "hf down"],
         ),
-        ("spec_bench", str(FILES / "custom.jsonl"), ["'turns' column", "wget"]),
         ("custom", None, ["needs --dataset-path", '{"prompt"']),
     ],
 )
@@ -146,21 +124,6 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match=r"pandas.*pip install.*bench"):
         read_dataset("gsm8k", file_of("gsm8k"))
-
-
-def test_names_of_vllms_own_command_are_ours() -> None:
-    """Except for sets from the hub, which have no names there."""
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    ours = argparse.ArgumentParser()
-    add_dataset(ours, ours)
-    parser = FlexibleArgumentParser()
-    add_cli_args(parser)
-    options = {name: one for one in parser._actions for name in one.option_strings}
-    assert {name for one in ours._actions for name in one.option_strings} <= options.keys()
-    hub = {"gsm8k", "humaneval", "mt_bench", "blazedit", "aimo"}
-    assert SETS.keys() - hub <= {*options["--dataset-name"].choices}
 
 
 def test_from_options_to_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

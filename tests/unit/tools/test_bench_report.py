@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
-from vllm_dflash.tools.bench.bench_report import Results, seen, spread
-from vllm_dflash.tools.bench.sides import PLAIN, Side, make_sides, tuned_schedule
+from vllm_dflash.tools.bench.bench_report import Results
+from vllm_dflash.tools.bench.sides import Side, make_sides, tuned_schedule
 from vllm_dflash.tools.tables import Table
 
 SIDES = make_sides("drafter", native_k=[3, 7])
@@ -62,13 +61,6 @@ def rows_by_name(table: Table) -> dict[str, Sequence[str]]:
     return {row[0]: row[1:] for row in table.rows}
 
 
-def test_tokens_per_second_are_medians() -> None:
-    table = report.throughput_table(Results(SIDES, closed()), CLOSED)
-    assert table.columns == ["concurrency", *(side.name for side in SIDES)]
-    assert table.rows[0] == ["1", "100.0", "160.0", "180.0", "200.0"]
-    assert table.rows[1] == ["4", "400.0", "300.0", "100.0", "440.0"]
-
-
 def test_ratios_are_taken_within_a_round() -> None:
     table = report.comparison_table(Results(SIDES, closed()), CLOSED)
     rows = rows_by_name(table)
@@ -85,30 +77,6 @@ def test_ratios_are_taken_within_a_round() -> None:
         "1.10 (1.00 - 1.20), plain",
         "4.40 (4.00 - 4.80)",
     ]
-
-
-def test_geometric_means_are_taken_within_a_round() -> None:
-    table = report.comparison_table(Results(SIDES, closed()), CLOSED)
-    against_longest = [np.sqrt(1.5 * 4.0), np.sqrt(10 / 9 * 4.4), np.sqrt(2.0 * 4.8)]
-    assert table.columns[-1] == "/ native K=7"
-    assert table.rows[-1][-1] == spread(np.array(against_longest))
-
-
-def test_ours_against_plain_alone() -> None:
-    sides = make_sides("drafter", native_k=[])
-    names = {side.name for side in sides}
-    results = Results(sides, [one for one in closed() if one["side"] in names])
-    assert report.comparison_table(results, CLOSED).columns == ["concurrency", "/ plain"]
-
-
-def test_a_schedule_is_compared() -> None:
-    side = tuned_schedule("drafter", {1: {0: 1.0, 3: 2.0}})
-    sides = [*SIDES, side]
-    as_schedule = [{**one, "side": side.name} for one in closed() if one["side"] == PLAIN]
-    results = Results(sides, [*closed(), *as_schedule])
-    table = report.comparison_table(results, CLOSED)
-    assert table.columns[-1] == "/ native schedule"
-    assert table.rows[0][-1] == "2.00 (1.00 - 3.00)"  # as against plain
 
 
 @pytest.mark.parametrize(
@@ -133,60 +101,6 @@ def test_a_schedule_holds_the_fastest_k_from_each_concurrency_on(
     assert validate_and_normalize_dynamic_sd_schedule(ranges) == [(*one,) for one in ranges]
 
 
-def test_tables_follow_the_loads_that_were_run() -> None:
-    other = [one | {"load": "closed, chat"} for one in closed()]
-    titles = [table.title for table in report.make_tables(Results(SIDES, [*other, *closed()]))]
-    names = ["closed, chat", "closed, chat", "closed", "closed"]
-    assert [title.split(":")[0] for title in titles] == names
-
-
-def request(category: str, seconds: list[float], tokens: list[int]) -> dict[str, Any]:
-    return {"category": category, "seconds": seconds, "tokens": tokens}
-
-
-def test_what_clients_saw() -> None:
-    cells = seen(
-        [
-            request("a", [0.1, 0.2, 0.4], [1, 4, 1]),  # a step accepted three drafts, one none
-            request("a", [0.3, 0.5], [1, 2]),
-            request("a", [0.5], [1]),
-        ]
-    )
-    # Steps have 4, 1 and 2 tokens; 10 tokens were written in 0.4 + 0.5 + 0.5 s.
-    assert cells[:3] == ["2.33", "0.67 0.33 0.33", "7.1"]
-    assert cells[3::2] == ["300", "80", "200"]  # TTFT; (0.3 / 5 and 0.2 / 2) s a token; gaps
-    assert cells[4::2] == ["496", "100", "200"]
-
-
-def test_one_token_each_leaves_nothing_to_say_of_steps() -> None:
-    cells = seen([request("a", [0.5], [1])])
-    assert cells == ["", "", "2.0", "500", "500", "", "", "", ""]
-
-
-def test_categories_of_a_set_on_each_side() -> None:
-    sides = make_sides("drafter", native_k=[3])
-    found = [
-        measurement("mt_bench", 4, side.name, number, {"tokens_per_second": 1.0, "requests": mine})
-        for number in range(2)
-        for drafts, side in enumerate(sides)
-        for mine in [[request("calm", [1, 2], [1, 1 + drafts]), request("wild", [1, 2], [1, 1])]]
-    ]
-    *_, table = report.make_tables(Results(sides, found))
-    assert table.title.startswith("mt_bench, 4 in flight")
-    assert table.columns[:3] == ["category", "side", "acceptance length"]
-    assert [tuple(row[:3]) for row in table.rows] == [
-        ("calm", "plain", "1.00"),
-        ("calm", "native K=3", "2.00"),
-        ("calm", "ours", "3.00"),
-        ("wild", "plain", "1.00"),
-        ("wild", "native K=3", "1.00"),
-        ("wild", "ours", "1.00"),
-        ("all", "plain", "1.00"),
-        ("all", "native K=3", "1.50"),
-        ("all", "ours", "2.00"),
-    ]
-
-
 def test_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = ["vllm-dflash", "bench", "--quick"]
@@ -206,9 +120,3 @@ def test_files(tmp_path: Path) -> None:
     assert "a pair" in markdown
     assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
     assert {file.name for file in tmp_path.iterdir()} == {"result.json", "result.md", "result.png"}
-
-
-def test_libraries_are_named_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "/somewhere/libfirst.so:/else/libsecond.so.4")
-    about = describe(["bench"], "a pair", {}, WORKLOAD)
-    assert about["preloaded"] == ["libfirst.so", "libsecond.so.4"]

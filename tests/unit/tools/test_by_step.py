@@ -51,13 +51,6 @@ def test_the_token_that_ends_a_text_is_not_shown() -> None:
     assert not engine.aborted
 
 
-def test_steps_are_told_as_they_come() -> None:
-    engine = Playback([[97], [98, 99], [100]])
-    steps = write_by_step(engine, decode, [1, 2], 9)  # type: ignore[arg-type]
-    assert next(steps) == ["a"]
-    assert engine.steps == [[98, 99], [100]]
-
-
 def test_text_of_a_character_in_two_tokens() -> None:
     ae = "ä".encode()
     engine = Playback([[97, ae[0]], [ae[1], 98, 99], [1], [2]])

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from io import StringIO
-from typing import Any
 
 import pytest
-from rich.console import Console
 
-from support.fake_time import FakeTime
-from vllm_dflash.tools import progress
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.inspect.inspection import Inspection, TargetFacts, make_tables
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.tables import Table
 
@@ -33,41 +27,6 @@ def test_columns_line_up_and_names_are_no_markup() -> None:
     assert no_heads.plain() == "t\n  a   1\n  bc  2"
 
 
-def drawn(table: Table, **terminal: Any) -> str:
-    file = StringIO()
-    Console(width=60, file=file, **terminal).print(table.rich())
-    return file.getvalue()
-
-
-def test_terminal() -> None:
-    lines = drawn(NUMBERS).splitlines()
-    assert lines[1] == "a title longer than the table"
-    assert "│ 1 │ 2 │" in lines
-
-
-def test_a_marked_row_stands_out() -> None:
-    seen = drawn(NAMES, force_terminal=True)
-    red = [line for line in seen.splitlines() if "\x1b[1;31m" in line]
-    assert len(red) == 1
-    assert "22" in red[0]
-    assert "[red]a" in seen
-
-
-def test_tables_where_a_person_looks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = TargetFacts("[red]t[/red]", "A", 1, 2, 3, "bfloat16", 4, None, None)
-    found = Inspection("d", "t", target=target)
-    print_report(make_tables(found))
-    piped = capsys.readouterr().out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_report(make_tables(found))
-    seen = capsys.readouterr().out
-    assert "│" not in piped
-    assert "│" in seen
-    assert "[red]t[/red]" in seen
-
-
 def test_a_pipe_gets_no_escape_codes_whatever_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,32 +35,6 @@ def test_a_pipe_gets_no_escape_codes_whatever_is_asked_for(
     printed = capsys.readouterr().out
     assert not re.search("[\x1b┃│]", printed)
     assert printed.splitlines()[-2:] == ["[bold]note", "x" * 200]
-
-
-def test_progress_in_a_log() -> None:
-    file = StringIO()
-    with Progress(file).stage("measuring", 12.5) as tell:
-        tell(3.0, "round 1")
-    assert re.fullmatch(r"measuring: 12.5 s\nmeasuring: 0\.\d s\n", file.getvalue())
-
-
-@pytest.mark.parametrize(
-    ("total", "unit", "told"),
-    [
-        (12, "texts", "measuring: 3 of 12 texts, round 1"),
-        (None, "texts", "measuring: round 1"),
-    ],
-)
-def test_a_log_hears_of_a_long_stage_four_times_a_minute(
-    monkeypatch: pytest.MonkeyPatch, total: float | None, unit: str, told: str
-) -> None:
-    clock, file = FakeTime(), StringIO()
-    monkeypatch.setattr(progress, "time", clock)
-    with Progress(file).stage("measuring", total, unit) as tell:
-        for _ in range(31):
-            clock.now += 1
-            tell(3.0, "round 1")
-    assert file.getvalue().splitlines()[1:] == [told, told, "measuring: 31.0 s"]
 
 
 @pytest.mark.parametrize("total", [None, 4])

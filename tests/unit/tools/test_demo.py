@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from rich.console import Console
 
 from support import DEMO
 from vllm_dflash.checkpoint.refusal import folder_fault
@@ -20,8 +18,6 @@ from vllm_dflash.tools.demo.demonstration import (
     Demonstration,
     Written,
     demonstrate,
-    show_speeds,
-    show_text,
 )
 from vllm_dflash.tools.demo_files import INSTALLED
 from vllm_dflash.tools.progress import Progress
@@ -29,7 +25,6 @@ from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 SIDES = make_sides("drafter", [3])
-STEPS = [["b"], ["c", "[d]", "e"]]
 
 
 def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
@@ -59,13 +54,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def demo(tmp_path: Path, *arguments: str) -> int:
     return cli.main(["demo", "--out", str(tmp_path / "out"), *arguments])
-
-
-def shown(one: Demonstration) -> str:
-    written = StringIO()
-    show_text("a", STEPS, Console(file=written, width=100))
-    show_speeds(one, Console(file=written, width=100))
-    return written.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -159,18 +147,6 @@ def test_only_float32_texts_must_be_the_same(
     written = found(dtype, differs=differs)
     monkeypatch.setattr(demonstration, "demonstrate", lambda *arguments: written)
     assert demo(tmp_path, *PAIR) == code
-
-
-def test_speeds_and_who_wrote_what() -> None:
-    lines = shown(found()).splitlines()
-    (ours,) = [line for line in lines if "vllm-dflash" in line and "40.0" in line]
-    assert ours.split()[2:] == ["40.0", "2.00x", "3.00", "2", "of", "2"]
-    bars = {line.split("█")[0].strip(): line.count("█") for line in lines if "█" in line}
-    assert bars == {"plain decoding": 16, "vLLM's DFlash, K=3": 16, "vllm-dflash": 16}  # of 8
-    of_one = [line.count("█") for line in lines if "█" in line][:3]
-    assert of_one == [8, 12, 16]
-    assert "ab«c[d]»e" in lines
-    assert "4 tokens in 2 steps of the target: 2 were drafted, and accepted by it" in lines
 
 
 class InstantProcess:

@@ -23,7 +23,6 @@ from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.engine_process import (
     EngineDied,
     EngineProcess,
-    errors_in,
     temporary_logs,
 )
 
@@ -117,29 +116,6 @@ def test_a_death_without_an_error_shows_the_end_of_the_log(start: Start, tmp_pat
         "an engine died; the end of its log:",
         "  last words",
         f"its log: {tmp_path / 'logs' / 'log'}",
-    ]
-
-
-def test_errors_of_a_log() -> None:
-    log = (
-        "(Worker pid=7) WARNING 11-21 09:10:00 [cpu.py:3] ValueError: is no error's line\n"
-        "ValueError is not what this is\n"
-        "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8]   File 'model.py', line 3, in load\n"
-        "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8] safetensors_rust.SafetensorError: short\n"
-        "(EngineCore pid=6) Traceback (most recent call last):\n"
-        "(EngineCore pid=6)   raise ValueError: no\n"
-        "(EngineCore pid=6) Exception\n"
-        "[rank0]: Traceback (most recent call last):\n"
-        "[rank0]: vllm.exceptions.VLLMValidationError: must be non-negative\n"
-        "Traceback (most recent call last):\n"
-        "RuntimeError: Engine core initialization failed.\n"
-        "RuntimeError: Engine core initialization failed.\n"
-    )
-    assert errors_in(log) == [
-        "safetensors_rust.SafetensorError: short",
-        "Exception",
-        "vllm.exceptions.VLLMValidationError: must be non-negative",
-        "RuntimeError: Engine core initialization failed.",
     ]
 
 

@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,15 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from support import DEMO
 from support.inspected import SMALL, inspect
-from support.pairs import Pair, changed_drafter, drafter_config, make_pair
+from support.pairs import Pair, changed_drafter, drafter_config
 from support.targets import write_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.tensors import expected_tensors
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
 
 
 def test_overrides_of_the_drafters_config(pair: Pair) -> None:
@@ -84,13 +79,6 @@ def test_remarks_on_a_config_are_among_the_warnings(pair: Pair, tmp_path: Path) 
     assert "dflash_config has 'mask_token'" in warning
 
 
-def test_what_may_be_padding_is_among_the_warnings(pair: Pair, tmp_path: Path) -> None:
-    found = inspect(changed_drafter(tmp_path, vocab_size=310), pair.target)
-    assert found.exit_code == 0
-    (warning,) = found.warnings
-    assert "vocab_size is 310 in its config and 320 in the target" in warning
-
-
 def test_a_target_whose_engines_are_left_to_vllm(pair: Pair, tmp_path: Path) -> None:
     write_config(tmp_path, "NemotronH")
     found = inspect(pair.drafter, tmp_path)
@@ -125,45 +113,24 @@ def test_integers_are_a_fault_and_eight_bit_floats_a_warning(pair: Pair, tmp_pat
     assert "stored as F8_E4M3:" in warning
 
 
-def cut(folder: Path) -> str:
-    file = folder / "model.safetensors"
-    os.truncate(file, file.stat().st_size - 1)  # the header is whole
-    return "download it again"
-
-
-def replace_config(text: str) -> Any:
-    return lambda folder: (folder / "config.json").write_text(text) and "config.json"
-
-
-def name_more_files(folder: Path) -> str:
-    index = {"weight_map": {"norm.weight": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return "lacks 'model-00002-of-00002.safetensors'"
-
-
-def lose(name: str, message: str) -> Any:
-    return lambda folder: (folder / name).unlink() or message
-
-
-DAMAGE = {
-    "folder": lambda folder: shutil.rmtree(folder) or "does not exist",
-    "config": lose("config.json", "has no config.json"),
-    "bad config": replace_config("{"),
-    "odd config": replace_config('{"architectures": "x", "model_type": 3}'),
-    "truncated": cut,
-    "shard": name_more_files,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_target_that_cannot_be_read(pair: Pair, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "does not exist"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "download it again"),
+    ],
+)
+def test_a_target_that_cannot_be_read(
+    pair: Pair, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
     shutil.copytree(pair.target, tmp_path / "it")
-    message = DAMAGE[damage](tmp_path / "it")
+    damage(tmp_path / "it")
     found = inspect(pair.drafter, tmp_path / "it")
     assert found.exit_code == 2
     assert found.error is not None
     assert found.error.startswith("target ")
-    assert message in found.error or damage in ("bad config", "odd config")
+    assert message in found.error
     assert found.drafter is not None  # what could be read is there
 
 

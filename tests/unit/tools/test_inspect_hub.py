@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 from huggingface_hub.utils._safetensors import (
     SafetensorsFileMetadata,
     SafetensorsRepoMetadata,
     TensorInfo,
 )
-from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from support.inspected import inspect
@@ -86,46 +83,6 @@ def test_the_hubs_headers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.tensors.num_bytes == here.tensors.num_bytes
     assert found.tensors.files == ["0.safetensors", "1.safetensors"]
     assert found.memory == here.memory
-
-
-@pytest.mark.usefixtures("config_at_hand")
-@pytest.mark.parametrize("has_index", [True, False])
-def test_a_download_that_was_broken_off(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_index: bool
-) -> None:
-    """One of two files is in the cache: the hub is asked, and half a drafter is not judged."""
-    half, lost = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    save_file({"norm.weight": torch.zeros(64)}, tmp_path / half)
-    if has_index:
-        index = {"weight_map": {"norm.weight": half, "fc.weight": lost}}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    asked = serve(monkeypatch, read_folder(pair.drafter))
-    assert inspect(REPOSITORY, pair.target).exit_code == 0
-    assert asked == [None]
-
-
-def test_files_beside_the_index_do_not_count(pair: Pair, tmp_path: Path) -> None:
-    """Such as the `consolidated.safetensors` of Mistral's repositories."""
-    shutil.copytree(pair.target, tmp_path / "it")
-    file = tmp_path / "it" / "model.safetensors"
-    shutil.copy(file, file.with_name("consolidated.safetensors"))
-    names = read_folder(pair.target).tensors
-    index = {"weight_map": dict.fromkeys(names, file.name)}
-    (tmp_path / "it" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_folder(tmp_path / "it") == read_folder(pair.target)
-
-
-@pytest.mark.usefixtures("config_at_hand")
-def test_the_hubs_headers_do_not_fit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = read_folder(pair.drafter)
-    del headers.tensors["norm.weight"]
-    serve(monkeypatch, headers)
-    found = inspect(REPOSITORY, pair.target)
-    assert found.exit_code == 1
-    assert [(fault.kind, fault.message) for fault in found.faults] == [
-        ("tensors", "missing norm.weight [64]")
-    ]
 
 
 @pytest.mark.usefixtures("config_at_hand")

@@ -88,11 +88,6 @@ def test_a_file_that_cannot_be_written_costs_no_result(
     assert str(tmp_path) in printed.err
 
 
-def test_table(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify", *PAIR]) == 0
-    assert "lossless" in capsys.readouterr().out.splitlines()[-1]
-
-
 def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "dflash,mine")
     assert other_plugins() == ["mine"]
@@ -107,10 +102,8 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
     "flags",
     [
         ["--max-modle-len", "512"],
-        ["another/model"],
         ["--speculative-config", "{}"],
         ["--spec-method", "ngram"],
-        ["--spec-model", "another/drafter"],
     ],
 )
 def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:

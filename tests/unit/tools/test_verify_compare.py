@@ -83,13 +83,6 @@ def without_ends(limit: int) -> st.SearchStrategy[Tokens]:
     return st.lists(tokens, min_size=limit, max_size=limit).map(tuple)
 
 
-def test_an_identical_text_asks_nothing() -> None:
-    plain = Plain()
-    text = plain.write(PROMPT, 60)
-    assert plain.compare(text, text, limit=60) == [[], []]
-    assert plain.rounds == []
-
-
 @given(st.integers(1, 70).flatmap(without_ends))
 def test_any_text_of_full_length(text: Tokens) -> None:
     plain = Plain()
@@ -120,17 +113,6 @@ def test_a_text_that_ends_too_soon(limit: int, data: st.DataObject) -> None:
     kept = text[: data.draw(st.integers(0, len(text) - 1))]
     (found,) = plain.compare(kept, limit=limit)
     assert found == [Divergence(len(kept), None, text[len(kept)], math.inf)]
-
-
-def test_a_text_that_ends_too_soon_where_a_piece_ends() -> None:
-    plain = Plain()
-
-    def choose(tokens: Tokens) -> int:
-        return 3 if len(tokens) == len(PROMPT) else max(1, plain.best(tokens))
-
-    text = plain.write(PROMPT, 200, choose)[: 1 + FIRST_PIECE]
-    (found,) = plain.compare(text, limit=200)
-    assert found[-1] == Divergence(len(text), None, plain.best(PROMPT + text), math.inf)
 
 
 def test_a_stop_token_at_the_end_of_a_piece() -> None:
@@ -170,20 +152,6 @@ def test_many_texts_share_rounds(texts: list[Tokens]) -> None:
     assert together.compare(*texts, *texts, limit=40) == apart + apart
     assert len(together.rounds) == max(len(one.rounds) for one in alone)
     assert all(len({*requests}) == len(requests) for requests in together.rounds)
-
-
-def test_what_agrees_is_asked_for_in_growing_pieces() -> None:
-    plain = Plain()
-
-    def choose(tokens: Tokens) -> int:
-        best = max(1, plain.best(tokens))
-        return best % (VOCABULARY - 1) + 1 if len(tokens) == len(PROMPT) + 2 else best
-
-    plain.best = lambda tokens: max(1, Plain.best(plain, tokens))
-    text = plain.write(PROMPT, 150, choose)
-    (found,) = plain.compare(text, limit=150)
-    assert [one.position for one in found] == [2]
-    assert [requests[-1].max_tokens for requests in plain.rounds] == [16, 32, 64, 35]
 
 
 def test_an_answer_too_few_is_no_answer() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Finished, Request
-from vllm_dflash.tools.progress import Progress, Tell
-from vllm_dflash.tools.verify.gate import GateSettings, drafting_between, verify
+from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
-from vllm_dflash.tools.verify.verify_command import make_notes, make_table
+from vllm_dflash.tools.verify.verify_command import make_notes
 
 STOP = 9
 REGRET = {(4, 5): 0.125, (7, 6): 0.5}
@@ -138,19 +136,6 @@ def test_a_tie_and_what_comes_behind_it() -> None:
     assert level.worst == Finding(0, 2, "<5>", "<4>", 0.125, is_tie=True)
 
 
-def test_a_regression_behind_a_tie() -> None:
-    result = gate(Counting({4: 5, 7: 6}), tokens=5)
-    assert (result.verdict, result.exit_code) == ("regression", 1)
-    one, two, five = by_prompt(result.levels[0])
-    # 1: 2 3 5 6 6; 2: 3 5 6 6 6; 5: 6 6 6 6 6
-    assert [(f.position, f.is_tie) for f in one] == [(2, True), (4, False)]
-    assert [(f.position, f.is_tie) for f in two] == [(1, True), (3, False), (4, False)]
-    assert [f.position for f in five] == [1, 2, 3, 4]
-    assert (result.levels[0].ties, result.levels[0].regressions) == (2, 7)
-    assert result.levels[0].with_regressions == 3
-    assert result.levels[0].worst == Finding(0, 4, "<6>", "<7>", 0.5, is_tie=False)
-
-
 @pytest.mark.parametrize("where", [1, 3, 4])
 def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
     """An engine that is wrong at one concurrency is found there, and at no other."""
@@ -264,88 +249,5 @@ def test_plain_decoding_is_asked_everything_at_once() -> None:
     ]
 
 
-def test_what_was_run_and_what_goes_on_is_told() -> None:
-    told: list[tuple[str, float | None, str, list[float]]] = []
-
-    class Recorded(Progress):
-        @contextmanager
-        def stage(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Tell]:
-            told.append((name, total, unit, done := []))
-            yield lambda count, doing="": done.append(count)
-
-    dflash, plain = Counting({4: 5}, drafter="somebody"), Counting()
-    result = gate(dflash, plain, progress=Recorded())
-    assert result.about == {
-        "prompts": 3,
-        "tokens": 20,
-        "dtype": "bfloat16",
-        "drafter": "somebody",
-        "versions": {"vllm": "of today"},
-    }
-    assert {concurrency for _, concurrency in plain.submitted} == {3}  # the judge's as well
-    names, totals, units, done = zip(*told, strict=True)
-    expected = ["DFlash's engine", "concurrency 1", "concurrency 3", "plain decoding's engine"]
-    expected += ["plain decoding", "comparing"]
-    assert all(part in name for part, name in zip(expected, names, strict=True))
-    assert totals == (None, 3, 3, None, 3, 6)
-    assert units == ("", "texts", "texts", "", "texts", "texts")
-    assert done == ([], [1, 2, 3], [1, 2, 3], [], [1, 2, 3], [2, 6])
-
-
 def test_as_many_requests_as_the_engine_takes() -> None:
     assert gate(Counting(max_num_seqs=3)).verdict == "lossless"
-
-
-def test_an_engine_that_leaves_an_answer_out_is_not_believed() -> None:
-    class Terse(Counting):
-        def decode(self, tokens: list[int]) -> list[str]:
-            return super().decode(tokens)[:-1]
-
-    with pytest.raises(ValueError, match="shorter than"):
-        gate(Counting({4: 5}), Terse())
-
-
-def test_report_and_lines() -> None:
-    result = gate(Counting({4: 5}))
-    assert make_notes(result)[-1].startswith("lossless but for rounding: ")
-    assert make_notes(gate(Counting()))[-1].startswith("lossless: ")
-    row = make_table(result).rows[0]
-    assert row == ["1", "1", "2", "0", "2", "0", "0.125", "18", "2.00"]
-    written = StringIO()
-    console = Console(width=100, file=written)
-    console.print(make_table(result).rich())
-    assert "┃ concurrency ┃ identical ┃ tied ┃" in written.getvalue()  # one line of heads
-    assert "┃ regret ┃ drafts ┃ acceptance ┃" in written.getvalue()
-    assert make_notes(result)[0] == (
-        "worst at concurrency 1: 0.125 nat at prompt 0, position 2: DFlash wrote '<5>',"
-        " plain decoding '<4>'"
-    )
-    file = StringIO()
-    with Progress(file).stage("writing", 3, "texts"):
-        assert file.getvalue() == "writing: 3 texts\n"
-    assert file.getvalue().splitlines()[1].startswith("writing: 0.")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ({}, {}, (0, None)),
-        (
-            {"drafts": 2.0, "draft_tokens": 6.0, "accepted_tokens": 1.0},
-            {"drafts": 6.0, "draft_tokens": 20.0, "accepted_tokens": 7.0},
-            (14, 2.5),
-        ),
-        ({}, {"drafts": 4.0, "draft_tokens": 12.0, "accepted_tokens": 2.0}, (12, 1.5)),
-        (
-            {"drafts": 3.0, "draft_tokens": 9.0},
-            {"drafts": 3.0, "draft_tokens": 9.0},
-            (0, None),
-        ),
-        ({"drafts": 1.0}, {"drafts": 3.0, "draft_tokens": 5.0}, (5, 1.0)),
-    ],
-)
-def test_drafting_is_what_was_counted_in_between(
-    before: dict[str, float], after: dict[str, float], expected: tuple[int, float | None]
-) -> None:
-    """A counter that vLLM has not reported yet is zero."""
-    assert drafting_between(before, after) == expected
