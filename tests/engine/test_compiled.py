@@ -65,7 +65,7 @@ def test_hazard_10_no_recompilation_after_warm_up(
     prompts = held_out_prompts(36)
     try:
         with engine(
-            speculative_config=DFLASH,
+            speculative_config={**DFLASH, "objective": "throughput"},  # drafts of more lengths
             enforce_eager=False,
             max_num_seqs=32,
             max_num_batched_tokens=64,

@@ -179,6 +179,26 @@ def test_free_drafts_are_counted_of_those_whose_drafts_vllm_counts(
         assert counted == (sum(n for n, _ in those), sum(min(one) for one in those))
 
 
+@pytest.mark.parametrize(
+    ("verified", "invalid", "counted"),
+    [({"b": 2}, {}, 2), ({"b": 4}, {"b": 1}, 3), ({"b": 2}, {"b": 1}, 2), ({}, {"b": 1}, 3)],
+)
+def test_drafts_are_counted_not_places_for_them(
+    monkeypatch: pytest.MonkeyPatch, verified: dict[str, int], invalid: dict[str, int], counted: int
+) -> None:
+    """Request c has places that stayed empty; the drafts before it are not forgotten."""
+    scheduler = counting(CountingScheduler, monkeypatch)
+    scheduler.verified_drafts = {"a": 4, "c": 0, **verified}
+    stats = None
+    for name, accepted in (("a", 3), ("b", 2), ("c", 0)):
+        stats = scheduler.make_spec_decoding_stats(stats, 4, accepted, invalid, name)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (
+        2,
+        4 + counted,
+        5,
+    )
+
+
 def config(pair: Pair, **fields: Any) -> VllmConfig:
     args = EngineArgs(str(pair.target), skip_tokenizer_init=True, served_model_name="demo")
     return replace(args, **fields).create_engine_config()

@@ -55,6 +55,9 @@ class CountingScheduler(Scheduler):
         self._figures = Increases(self.statistics, INTERVAL, METRICS)
         self.free_drafts: Mapping[str, int] = {}
         """Number of free drafts that the step being processed has verified, by request, if any."""
+        self.verified_drafts: Mapping[str, int] = {}
+        """Number of drafts that it has verified, by request, where the device decides that: vLLM
+        knows the places for them only (V2)."""
 
     def make_spec_decoding_stats(
         self,
@@ -65,12 +68,19 @@ class CountingScheduler(Scheduler):
         request_id: str,
     ) -> SpecDecodingStats | None:
         """Count the free drafts of a request when vLLM counts its drafts. Neither counts requests
-        that were aborted meanwhile, so accepted free drafts never exceed accepted drafts."""
-        if verified := self.free_drafts.get(request_id, 0):
-            self.statistics.free_draft_tokens += verified
+        that were aborted meanwhile, so accepted free drafts never exceed accepted drafts. Places
+        for drafts that stayed empty are not counted."""
+        if free := self.free_drafts.get(request_id, 0):
+            self.statistics.free_draft_tokens += free
             self.statistics.free_accepted_tokens += num_accepted_tokens
-        counts = num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens
-        return super().make_spec_decoding_stats(spec_decoding_stats, *counts, request_id)
+        invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
+        verified = self.verified_drafts.get(request_id, num_draft_tokens)
+        counted = min(verified, num_draft_tokens - invalid)
+        if not counted:  # vLLM would forget the other requests' drafts
+            return spec_decoding_stats
+        return super().make_spec_decoding_stats(
+            spec_decoding_stats, counted, num_accepted_tokens, None, request_id
+        )
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
