@@ -14,7 +14,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.objective import price_of, rate_of, worth_of
+from vllm_dflash.planning.objective import fastest, price_of, worth_of, worthiest
 
 MOST_STEPS = 16
 """Number of steps whose chances are remembered."""
@@ -110,13 +110,10 @@ def best_budget(
     count, reading = load.num_requests, load.mean_context * tries
     seconds = costs.decoding(count, count + tries, load.context, reading)
     whole = seconds + costs.block(load.block_rows, load.context)
-    rates = rate_of(count, gain, whole, fair)
-    # Ranks decide separately, perhaps on processors whose logarithms differ in the last bit.
-    fastest = int((rates / rates.max()).round(9).argmax())
-    price = price_of(count, float(rates[fastest]), float(whole[fastest]), fair)
+    step, rate = fastest(count, gain, whole, fair)
+    price = price_of(count, rate, float(whole[step]), fair)
     if load.rows > count:
         seconds = costs.verify.at(load.rows + tries) + costs.attention.draft * reading
     # A long step is not worth more drafts than a short one, only those that pay for themselves.
-    value = gain - price * (seconds - seconds[0])
-    best = int(tries[int(value.round(9).argmax())])
+    best = int(tries[worthiest(gain, seconds - seconds[0], price)])
     return min(max(best, min_verified), most)

@@ -14,6 +14,7 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.objective import worth_of
+from vllm_dflash.planning.thresholds import THRESHOLDS
 
 SCORE_RATE = 0.5
 SCORE_FADE = 0.05
@@ -24,8 +25,6 @@ SAMPLE_LIFE = 64
 SAMPLES_PER_GROUP = 16
 MAX_GROUPS = 4
 """Most groups of requests, which are told apart by quantiles of their score."""
-THRESHOLDS = np.array([0.0, 0.03, 0.07, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-"""Worth from which a draft may be kept; which threshold is best depends on the step."""
 ASSUMED_RATES = np.array([0.5, 0.7, 0.85, 0.95])
 """Acceptance rates considered possible while next to nothing was drafted."""
 ENOUGH_SAMPLES, MANY_SAMPLES = 8, 32
@@ -72,6 +71,15 @@ def summarise(curves: Floats, scores: Floats, order: Ints) -> Summary:
             min_scores[group] = (scores[order[end - 1]] + scores[order[end]]) / 2
         first = end
     return Summary(min_scores, kept, gain, first_worth / count, count)
+
+
+@compiled
+def group_of(summary: Summary, score: float) -> int:
+    """Return the group of a request with this score."""
+    group = 0
+    while score < summary.min_scores[group]:
+        group += 1
+    return group
 
 
 class Forecast:

@@ -13,8 +13,14 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.costs import decoding_seconds
-from vllm_dflash.planning.forecast import THRESHOLDS, Summary
-from vllm_dflash.planning.objective import rate_of
+from vllm_dflash.planning.forecast import Summary, group_of
+from vllm_dflash.planning.objective import fastest
+from vllm_dflash.planning.thresholds import (
+    THRESHOLDS,
+    above_thresholds,
+    best_threshold,
+    summed,
+)
 
 LEAST_WORTH = 1e-6
 """Least worth of a draft that is given a place."""
@@ -52,24 +58,13 @@ def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Float
     """
     curves, groups = texts.copy(), np.full(len(texts), -1)
     for request in range(len(texts)):
-        group = 0
-        while scores[request] < summary.min_scores[group]:
-            group += 1
+        group = group_of(summary, scores[request])
         block = summary.gain[group, 0]  # summed up, [K]
         if texts[request].sum() <= block[-1]:
             groups[request] = group
             curves[request] = block
             curves[request, 1:] -= block[:-1]
     return curves, groups
-
-
-@compiled
-def num_worth(curve: Floats, limit: int, min_worth: float) -> int:
-    """Return how many first drafts, up to a limit, are worth more than `min_worth`."""
-    for draft in range(min(limit, len(curve))):
-        if curve[draft] <= min_worth:
-            return draft
-    return min(limit, len(curve))
 
 
 @compiled
@@ -81,29 +76,17 @@ def best_trimmed(
     Returns places for drafts of each request, [R], and the rate of the step (`rate_of`).
     """
     limits, context_lens, min_worth, curves, groups, block_seconds = expected
-    count, lengths = len(limits), np.zeros(len(limits), np.int64)
-    kept, gain, reading = np.zeros((3, len(THRESHOLDS)))
+    count = len(limits)
+    found = above_thresholds(curves, limits, min_worth)
+    num_worth = found[0, :, 0].astype(np.int64)
+    lengths = np.where(min_worth > 0.0, num_worth, limits)
     for request in range(count):
-        worth = num_worth(curves[request], limits[request], min_worth[request])
-        lengths[request] = worth if min_worth[request] > 0.0 else limits[request]
         group, last = groups[request], lengths[request] - 1
-        for number in range(len(THRESHOLDS) if worth else 0):
-            drafts = accepted = 0.0
-            if group >= 0:
-                drafts, accepted = (
-                    summary.kept[group, number, last],
-                    summary.gain[group, number, last],
-                )
-            else:
-                for draft in range(worth):
-                    if curves[request, draft] >= THRESHOLDS[number]:
-                        drafts, accepted = drafts + 1.0, accepted + curves[request, draft]
-            kept[number] += drafts
-            gain[number] += accepted
-            reading[number] += drafts * context_lens[request]
-    context = float(context_lens.sum())
-    seconds = decoding_seconds(records, count, context, count + kept, reading)
-    return lengths, rate_of(count, gain, seconds + block_seconds, fair).max()
+        if group >= 0 and num_worth[request]:
+            found[0, request] = summary.kept[group, :, last]
+            found[1, request] = summary.gain[group, :, last]
+    drafts, context = summed(found, np.arange(count), context_lens), float(context_lens.sum())
+    return lengths, best_threshold(records, count, context, drafts, block_seconds, fair)[1]
 
 
 @compiled
@@ -126,25 +109,20 @@ def best_untrimmed(
     limits, context_lens, min_worth, curves, _, block_seconds = expected
     count, num_steps = len(limits), len(alike) + len(THRESHOLDS)
     lengths = np.zeros((num_steps, count), np.int64)
-    kept, gain, reading, more_seconds = np.zeros((4, num_steps))
+    gain, more_seconds = np.zeros((2, num_steps))
+    found = above_thresholds(curves, limits, np.maximum(min_worth, LEAST_WORTH))
     for number in range(num_steps):
+        if number < len(alike):
+            lengths[number] = np.minimum(alike[number], limits)
+        else:
+            lengths[number] = found[0, :, number - len(alike)]
         for request in range(count):
-            if number < len(alike):
-                length = min(alike[number], limits[request])
-            else:
-                least = max(min_worth[request], LEAST_WORTH)
-                length = num_worth(curves[request], limits[request], least)
-                while length and curves[request, length - 1] < THRESHOLDS[number - len(alike)]:
-                    length -= 1
-            lengths[number, request] = length
-            kept[number] += length
-            gain[number] += curves[request, :length].sum()
-            reading[number] += length * context_lens[request]
+            gain[number] += curves[request, : lengths[number, request]].sum()
         first = lengths[number, 0]
         if (lengths[number] != first).any() or (first and not (alike == first).any()):
             more_seconds[number] = ragged_seconds
+    drafts, reading = 1.0 * lengths.sum(axis=1), (lengths * context_lens).sum(axis=1)
     context = float(context_lens.sum())
-    seconds = decoding_seconds(records, count, context, count + kept, reading)
-    rates = rate_of(count, gain, seconds + block_seconds + more_seconds, fair)
-    best = rates.argmax()
-    return lengths[best], rates[best]
+    seconds = decoding_seconds(records, count, context, count + drafts, 1.0 * reading)
+    best, rate = fastest(count, gain, seconds + block_seconds + more_seconds, fair)
+    return lengths[best], rate

@@ -1,4 +1,4 @@
-"""The best rate that a step can have: searched before drafting, reached by trimming afterwards.
+"""The best step on V1: searched before drafting, reached by trimming afterwards.
 
 Before drafting, requests are in groups by the forecast (`forecast.py`). The best groups are
 drafted, or none; requests that are not drafted have what their text predicts. After drafting,
@@ -15,8 +15,9 @@ from vllm_dflash.planning import Bools, Floats, Ints, Records
 from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.costs import block_seconds, decoding_seconds
 from vllm_dflash.planning.curves import Record, seconds_at
-from vllm_dflash.planning.forecast import THRESHOLDS, Summary
-from vllm_dflash.planning.objective import price_of, rate_of
+from vllm_dflash.planning.forecast import Summary, group_of
+from vllm_dflash.planning.objective import price_of, worthiest
+from vllm_dflash.planning.thresholds import THRESHOLDS, above_thresholds, best_threshold, summed
 
 CATCH_UP_STEPS = 64
 """Steps over which the cost of storing waiting context is spread."""
@@ -60,18 +61,12 @@ class Choice(NamedTuple):
 
 
 @compiled
-def text_outcomes(texts: Floats) -> Floats:
-    """Return how many drafts of each text are above each threshold, and what those are worth
-    together, from the worth of each, [R, F] to [2, R, T]."""
-    found = np.zeros((2, len(texts), len(THRESHOLDS)))
-    for request in range(len(texts)):
-        for threshold in range(len(THRESHOLDS)):
-            for worth in texts[request]:
-                if worth < THRESHOLDS[threshold] or worth == 0.0:
-                    break  # it never grows
-                found[0, request, threshold] += 1.0
-                found[1, request, threshold] += worth
-    return found
+def worth_above(curve: Floats, toll: float) -> float:
+    """Return what those of w drafts bring, less a toll for each, that are worth more than that."""
+    total = 0.0
+    for worth in curve:
+        total += max(worth - toll, 0.0)
+    return total
 
 
 @compiled
@@ -84,32 +79,28 @@ def drafted_groups(
     loses by that alone at the lowest price that any step may have. Nor
     is one drafted whose free drafts yield as much. If this excludes all requests, all are tried.
     """
-    groups, is_worth = np.zeros(len(batch.limits), np.int64), np.zeros(len(batch.limits), np.bool_)
-    any_worth = False
+    groups, is_worth = np.full(len(batch.limits), -1), np.zeros(len(batch.limits), np.bool_)
+    row_price = price * row_seconds
     for request in range(len(groups)):
-        group, text = 0, 0.0
-        while batch.scores[request] < summary.min_scores[group]:
-            group += 1
-        groups[request] = group if batch.limits[request] else -1
-        if len(batch.texts):
-            for worth in batch.texts[request]:
-                text += max(worth - price * row_seconds, 0.0)
-        reading = price * batch.context_lens[request]
-        draft_price = costs.attention[1] * reading + (price * row_seconds if text else 0.0)
-        kept, gain, best = summary.kept[group], summary.gain[group], -np.inf
-        for threshold in range(kept.shape[0]):
-            for width in range(kept.shape[1]):
-                best = max(best, gain[threshold, width] - draft_price * kept[threshold, width])
-        is_worth[request] = groups[request] >= 0 and best - costs.attention[2] * reading > text
-        any_worth |= is_worth[request]
-    for request in range(len(groups) if any_worth else 0):
-        if not is_worth[request]:
-            groups[request] = -1
+        if batch.limits[request]:
+            group, text = group_of(summary, batch.scores[request]), 0.0
+            if len(batch.texts):
+                text = worth_above(batch.texts[request], row_price)
+            reading = price * batch.context_lens[request]
+            draft_price = costs.attention[1] * reading + (row_price if text else 0.0)
+            kept, gain, best = summary.kept[group], summary.gain[group], -np.inf
+            for threshold in range(kept.shape[0]):
+                for width in range(kept.shape[1]):
+                    best = max(best, gain[threshold, width] - draft_price * kept[threshold, width])
+            groups[request] = group
+            is_worth[request] = best - costs.attention[2] * reading > text
+    if is_worth.any():
+        groups[~is_worth] = -1
     return groups
 
 
 @compiled
-def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
+def best_step(
     records: Records, batch: UndraftedBatch, summary: Summary, max_draft: int, fair: bool
 ) -> Choice:
     """Find the best step over all groups, thresholds and widths of a forecast, and without a block.
@@ -122,31 +113,18 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
         fair: the objective; see `objective`.
     """
     costs, (_, limits, waiting, context_lens, texts) = records[0], batch
-    num_requests, num_thresholds, context = len(limits), len(THRESHOLDS), 0.0
-    for request in range(num_requests):
-        context += context_lens[request]
-    # Text drafts of undrafted requests: number kept, number gained, and context read for them.
-    outcomes, of_texts = text_outcomes(texts), np.zeros((3, num_thresholds))
-    for request in range(len(texts)):
-        for threshold in range(num_thresholds):
-            of_texts[0, threshold] += outcomes[0, request, threshold]
-            of_texts[1, threshold] += outcomes[1, request, threshold]
-            of_texts[2, threshold] += outcomes[0, request, threshold] * context_lens[request]
-    rows, reading = np.zeros(1 + num_thresholds), np.zeros(1 + num_thresholds)
-    rows[0] = num_requests
-    for threshold in range(num_thresholds):
-        rows[1 + threshold] = num_requests + of_texts[0, threshold]
-        reading[1 + threshold] = of_texts[2, threshold]
-    seconds = decoding_seconds(records, num_requests, context, rows, reading)
-    plain_rate = undrafted_rate = num_requests / seconds[0]
-    undrafted_seconds, best_rows = seconds[0], float(num_requests)
-    for threshold in range(num_thresholds):
-        rate = rate_of(num_requests, of_texts[1, threshold], seconds[1 + threshold], fair)
-        if rate > undrafted_rate:
-            undrafted_rate, best_rows = rate, rows[1 + threshold]
-            undrafted_seconds = seconds[1 + threshold]
-    row = seconds_at(costs.verify, best_rows + 1.0) - seconds_at(costs.verify, best_rows)
-    row, plain_seconds = max(row, 0.0), seconds[0]
+    num_requests, context = len(limits), float(context_lens.sum())
+    found = above_thresholds(texts, np.full(len(texts), texts.shape[1]), np.zeros(len(texts)))
+    none, free = np.zeros(1), summed(found, np.arange(len(texts)), context_lens)  # [3, T]
+    plain_seconds = decoding_seconds(records, num_requests, context, none + num_requests, none)[0]
+    plain_rate = num_requests / plain_seconds
+    best, undrafted_rate, undrafted_seconds = best_threshold(
+        records, num_requests, context, free, 0.0, fair
+    )
+    rows = num_requests + free[0, best]
+    if undrafted_rate <= plain_rate:
+        rows, undrafted_rate, undrafted_seconds = 1.0 * num_requests, plain_rate, plain_seconds
+    row = max(seconds_at(costs.verify, rows + 1.0) - seconds_at(costs.verify, rows), 0.0)
 
     chosen, best_width, best_rate, best_seconds = np.zeros(num_requests, np.bool_), 0, -np.inf, 0.0
     groups = np.full(num_requests, -1)
@@ -156,47 +134,32 @@ def best_step(  # noqa: C901 - one loop over groups, thresholds and widths
         price = price_of(num_requests, undrafted_rate, undrafted_seconds + longest, fair)
         groups = drafted_groups(costs, batch, summary, price, row)
     widest = num_able = num_waiting = 0
-    for request in range(num_requests):
-        if groups[request] >= 0:
-            widest = max(widest, min(limits[request], max_draft))
-            num_able += 1
-            num_waiting += waiting[request]
+    for request in np.flatnonzero(groups >= 0):
+        widest = max(widest, min(limits[request], max_draft))
+        num_able += 1
+        num_waiting += waiting[request]
     # Waiting context has to be stored once, and then pays for many steps.
     rows_to_store = 1 + num_waiting / max(num_able, 1) / CATCH_UP_STEPS
-    num_kept, count, block_context = summary.kept.shape[1], 0, 0.0
-    num_steps = num_kept * widest
-    kept, gain, rows, reading = np.zeros((4, num_steps))  # width by width
+    drafts, count, block_context = np.zeros((widest, 3, len(THRESHOLDS))), 0, 0.0
     for group in range(len(summary.kept)):  # the best ones first
-        members = 0
-        for request in range(num_requests):
-            if groups[request] == group:
-                members += 1
-                block_context += context_lens[request]
-                for threshold in range(num_thresholds if len(texts) else 0):
-                    drafts = outcomes[0, request, threshold]
-                    of_texts[0, threshold] -= drafts
-                    of_texts[1, threshold] -= outcomes[1, request, threshold]
-                    of_texts[2, threshold] -= drafts * context_lens[request]
-        count += members
-        if not count:
-            continue
-        for step in range(num_steps):
-            width, threshold = step // num_kept, step % num_kept
-            kept[step] += members * summary.kept[group, threshold, width]
-            gain[step] += members * summary.gain[group, threshold, width]
-            rows[step] = num_requests + kept[step] + of_texts[0, threshold]
-            reading[step] = kept[step] * (block_context / count) + of_texts[2, threshold]
-        seconds = decoding_seconds(records, num_requests, context, rows, reading)
+        members = np.flatnonzero(groups == group)
+        count += len(members)
+        for request in members:
+            block_context += context_lens[request]
+        free -= summed(found, members[: len(texts)], context_lens)
         storing = seconds_at(costs.context, count * rows_to_store)
-        for step in range(num_steps):
-            width, threshold = step // num_kept + 1, step % num_kept
-            drafting = block_seconds(costs, float(count * (1 + width)), block_context) + storing
-            whole = seconds[step] + drafting
-            rate = rate_of(num_requests, gain[step] + of_texts[1, threshold], whole, fair)
+        for width in range(widest if count else 0):
+            for threshold in range(len(THRESHOLDS)):
+                drafts[width, 0, threshold] += len(members) * summary.kept[group, threshold, width]
+                drafts[width, 1, threshold] += len(members) * summary.gain[group, threshold, width]
+            drafts[width, 2] = drafts[width, 0] * (block_context / count)
+            drafting = block_seconds(costs, float(count * (2 + width)), block_context) + storing
+            _, rate, seconds = best_threshold(
+                records, num_requests, context, free + drafts[width], drafting, fair
+            )
             if rate > best_rate:
-                best_width, best_rate, best_seconds = width, rate, whole
-                for request in range(num_requests):
-                    chosen[request] = 0 <= groups[request] <= group
+                best_width, best_rate, best_seconds = 1 + width, rate, seconds
+                chosen = (groups >= 0) & (groups <= group)
     return Choice(
         drafted=chosen,
         width=best_width,
@@ -237,9 +200,8 @@ class OfferedDrafts(NamedTuple):
 def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> Ints:
     """Return how many of each request's drafts to verify; the result is exact.
 
-    Maximises `sum(worth) - price * seconds[count]` over all lengths. At the price of the best step,
-    this reaches its rate (Dinkelbach's rule for ratios; for the logarithm, its tangent); what was
-    already spent on drafting is sunk. A draft is never worth more than the one before it, so the
+    Maximises `sum(worth) - price * seconds[count]` over all lengths. What was already spent on
+    drafting is sunk. A draft is never worth more than the one before it, so the
     best n are the n that are worth most, and only n has to be searched.
 
     Args:
@@ -253,7 +215,7 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
     """
     num_requests, most = len(limits), len(seconds) - 1
     lengths, order = np.zeros(num_requests, np.int64), np.zeros(most, np.int64)
-    total, best, count = 0.0, -price * seconds[0], 0
+    gain = np.zeros(most + 1)
     for number in range(most):
         next_one = -1  # the first request whose next draft is worth most
         for request in range(num_requests):
@@ -262,13 +224,10 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
                 next_one < 0 or worth[request, length] > worth[next_one, lengths[next_one]]
             ):
                 next_one = request
-        total += worth[next_one, lengths[next_one]]
+        gain[number + 1] = gain[number] + worth[next_one, lengths[next_one]]
         lengths[next_one] += 1
         order[number] = next_one
-        value = total - price * seconds[number + 1]
-        if value > best:
-            best, count = value, number + 1
-    for number in range(count, most):
+    for number in range(worthiest(gain, seconds, price), most):
         lengths[order[number]] -= 1
     return lengths
 
@@ -284,37 +243,31 @@ def choose_lengths(records: Records, drafts: OfferedDrafts) -> tuple[Ints, Ints]
     Returns:
         How many drafts of each request's block to verify, and of its text, [R]; one of them is 0.
     """
-    costs, num_requests, block, most = records[0], len(drafts.drafted), 0, 0
-    price, row_worth = drafts.price, drafts.row_worth
-    context, width = 0.0, max(drafts.blocks.shape[1], drafts.texts.shape[1])
+    costs, num_requests, block = records[0], len(drafts.drafted), 0
+    width = max(drafts.blocks.shape[1], drafts.texts.shape[1])
     worth, limits = np.zeros((num_requests, width)), np.zeros(num_requests, np.int64)
     from_text = np.zeros(num_requests, np.bool_)
     for request in range(num_requests):
-        text_value = block_value = 0.0
+        curve = worth[request]
         if len(drafts.texts):
-            for draft in drafts.texts[request]:
-                limits[request] += draft > 0.0
-                text_value += max(draft - row_worth, 0.0)
+            curve = drafts.texts[request]
+            limits[request] = (curve > 0.0).sum()
         from_text[request] = limits[request] > 0
-        curve = drafts.texts[request] if from_text[request] else worth[request]
         if drafts.drafted[request]:
-            usable = min(drafts.limits[request], drafts.blocks.shape[1])
-            for draft in drafts.blocks[block, :usable]:
-                block_value += max(draft - row_worth, 0.0)
-            if drafts.is_probe or not from_text[request] or text_value <= block_value:
-                curve, limits[request], from_text[request] = drafts.blocks[block], usable, False
+            usable = drafts.blocks[block, : drafts.limits[request]]
+            text_value = worth_above(curve, drafts.row_worth)
+            is_better = worth_above(usable, drafts.row_worth) >= text_value
+            if drafts.is_probe or is_better or not from_text[request]:
+                curve, limits[request], from_text[request] = usable, len(usable), False
             block += 1
         # Attention's time is each draft's own; all else depends on how many drafts there are.
-        reading = price * costs.attention[1] * drafts.context_lens[request]
+        reading = drafts.price * costs.attention[1] * drafts.context_lens[request]
         for position in range(limits[request]):
             worth[request, position] = curve[position] - reading
-        most += limits[request]
-        context += drafts.context_lens[request]
-    rows, no_reading = np.zeros(most + 1), np.zeros(most + 1)
-    for number in range(most + 1):
-        rows[number] = num_requests + number
-    seconds = decoding_seconds(records, num_requests, context, rows, no_reading)
-    lengths = cut_chains(worth, limits, seconds, price)
+    rows = num_requests + np.arange(1.0 + limits.sum())
+    context = float(drafts.context_lens.sum())
+    seconds = decoding_seconds(records, num_requests, context, rows, np.zeros(len(rows)))
+    lengths = cut_chains(worth, limits, seconds, drafts.price)
     blocks, texts = np.zeros(num_requests, np.int64), np.zeros(num_requests, np.int64)
     for request in range(num_requests):
         if from_text[request]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.objective import rate_of, scaled
+from vllm_dflash.planning.objective import fastest, scaled
 from vllm_dflash.planning.step import Outcomes
 
 HOPED = 1.25
@@ -73,6 +73,5 @@ class TreeGain:
             fair: the objective; see `objective`.
         """
         worth = scaled(promise, self.ratios, count, fair) + text_promise
-        rates = rate_of(count, worth, seconds, fair)
-        best = int(rates.argmax())
-        return best if rates[best] > rate else None
+        best, best_rate = fastest(count, worth, seconds, fair)
+        return best if best_rate > rate else None

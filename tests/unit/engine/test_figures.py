@@ -192,6 +192,7 @@ def test_drafts_are_counted_not_places_for_them(
     stats = None
     for name, accepted in (("a", 3), ("b", 2), ("c", 0)):
         stats = scheduler.make_spec_decoding_stats(stats, 4, accepted, invalid, name)
+    assert stats is not None
     assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (
         2,
         4 + counted,

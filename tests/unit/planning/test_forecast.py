@@ -13,10 +13,10 @@ from vllm_dflash.planning.forecast import (
     ENOUGH_SAMPLES,
     MAX_SAMPLES,
     SAMPLES_PER_GROUP,
-    THRESHOLDS,
     Forecast,
     Summary,
 )
+from vllm_dflash.planning.thresholds import THRESHOLDS
 
 WIDTH = 3
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.planner_world import straight_costs
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.forecast import THRESHOLDS, Forecast
+from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.places import (
     LEAST_WORTH,
     Expected,
@@ -17,6 +17,7 @@ from vllm_dflash.planning.places import (
     best_untrimmed,
     with_a_block,
 )
+from vllm_dflash.planning.thresholds import THRESHOLDS
 
 K = 5
 COSTS = straight_costs()

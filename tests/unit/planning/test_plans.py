@@ -10,6 +10,7 @@ from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning.costs import Attention
 from vllm_dflash.planning.forecast import Summary
 from vllm_dflash.planning.step import Plan
+from vllm_dflash.planning.thresholds import THRESHOLDS
 
 
 @pytest.mark.parametrize(
@@ -48,11 +49,13 @@ def test_the_best_rate_is_planned(
 
 
 def two_groups() -> Summary:
-    """Good requests and others, and for each group what is kept above two thresholds."""
+    """Good requests and others, and for each group what is kept above each threshold: all drafts
+    above the lowest, the first of a good request above all others."""
+    above = len(THRESHOLDS) - 1
     return Summary(
         min_scores=np.array([0.5, -np.inf]),
-        kept=np.array([[[1.0, 2.0], [1.0, 1.0]], [[1.0, 2.0], [0.0, 0.0]]]),
-        gain=np.array([[[0.9, 1.7], [0.9, 0.9]], [[0.1, 0.2], [0.0, 0.0]]]),
+        kept=np.array([[[1.0, 2.0], *[[1.0, 1.0]] * above], [[1.0, 2.0], *[[0.0, 0.0]] * above]]),
+        gain=np.array([[[0.9, 1.7], *[[0.9, 0.9]] * above], [[0.1, 0.2], *[[0.0, 0.0]] * above]]),
         mean_first_worth=0.5,
         num_samples=2,
     )
