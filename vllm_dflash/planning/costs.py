@@ -24,6 +24,8 @@ from vllm_dflash.planning.curves import (
 from vllm_dflash.planning.step import StepEstimate, StepRecord, Work
 
 CURVE_RATE, LEVEL_RATE = 0.05, 0.15
+LEVEL_NOISE = 0.03
+"""Share of a step without drafts by which one with drafts may seem to be faster."""
 FAR_BELOW = 0.5
 """Share of its expected time below which a block shows that the profile was wrong, as on a machine
 that was busy then. Its time counts in full."""
@@ -170,6 +172,25 @@ def learn_plain(costs: Record, num_requests: int, surprise: float, num_steps: in
 
 
 @compiled
+def learn_verify(
+    costs: Record, num_requests: int, surprise: float, num_steps: int, plain_seconds: float
+) -> None:
+    """Correct the verify level.
+
+    Drafts make no step faster. So where the level is below zero by more than noise, steps without
+    drafts were measured while the machine was slower, and what is missing is taken from them. They
+    would not be measured again soon, as drafting seems to pay.
+    """
+    plain, verify, octave = costs.plain_level, costs.verify_level, np.log2(num_requests)
+    correct_level(verify, num_requests, surprise, num_steps)
+    for point in range(verify.num_points):
+        below = verify.seconds[point] + LEVEL_NOISE * plain_seconds
+        if below < 0.0 and abs(point - octave) < 1.0:
+            plain.seconds[point] += below
+            verify.seconds[point] -= below
+
+
+@compiled
 def learn_costs(records: Records, work: Work) -> StepEstimate:
     """Learn from a step, or from the mean of several that were alike; `records`: costs, [1].
 
@@ -196,7 +217,7 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
     if work.rows > count:
-        correct_level(costs.verify_level, count, surprise, work.num_steps)
+        learn_verify(costs, count, surprise, work.num_steps, plain)
     else:
         learn_plain(costs, count, surprise, work.num_steps)
     forward = seconds_at(costs.verify, work.rows)

@@ -42,3 +42,31 @@ def test_step_costs_find_what_the_profile_did_not_see(num_requests: int) -> None
     assert estimate.target_seconds == pytest.approx(verify, rel=0.02)
     assert estimate.draft_seconds == pytest.approx(draft, rel=0.02)
     assert estimate.plain_seconds == pytest.approx(plain, rel=0.02)
+
+
+@pytest.mark.parametrize("num_requests", [1, 6, 32])
+def test_drafts_make_no_step_faster(num_requests: int) -> None:
+    """Steps without drafts were measured on a machine that was busy then. Now that drafting seems
+    to pay, only steps with drafts are: they tell that the others would not take that long."""
+    costs, rows = profiled_costs(), num_requests + 3
+    usual = float(costs.verify.at(num_requests)), float(costs.verify.at(rows))
+    for _ in range(20):
+        costs.observe(timed(num_requests, num_requests, usual[0]))
+        costs.observe(timed(num_requests, rows, usual[1]))
+    for _ in range(20):
+        costs.observe(timed(num_requests, num_requests, 1.5 * usual[0]))
+    busy = estimate_of(costs, timed(num_requests, rows, usual[1]))
+    assert busy.plain_seconds > 1.3 * usual[0]
+    for _ in range(25):
+        costs.observe(timed(num_requests, rows, usual[1]))
+    found = estimate_of(costs, timed(num_requests, rows, usual[1]))
+    assert found.plain_seconds < 1.06 * usual[1]
+    assert found.target_seconds == pytest.approx(usual[1], rel=0.03)
+    # What verifying itself takes is no reason to think less of it.
+    slower = usual[1] + 0.004
+    for _ in range(40):
+        costs.observe(timed(num_requests, num_requests, usual[0]))
+        costs.observe(timed(num_requests, rows, slower))
+    found = estimate_of(costs, timed(num_requests, rows, slower))
+    assert found.plain_seconds == pytest.approx(usual[0], rel=0.03)
+    assert found.target_seconds == pytest.approx(slower, rel=0.03)
