@@ -139,7 +139,6 @@ vllm.v1.core.sched.scheduler:Scheduler.
     _update_after_schedule(self scheduler_output)
     make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens num_accepted_tokens
         num_invalid_spec_tokens request_id)
-    shutdown(self)
     update_draft_token_ids(self draft_token_ids)
     update_from_output(self scheduler_output model_runner_output)
 vllm.v1.core.sched.async_scheduler:AsyncScheduler.

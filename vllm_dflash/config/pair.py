@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
@@ -74,7 +73,7 @@ def resolve(
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)
-    folder, ranks = settings.estimates_folder, settings.draft_tensor_parallel_size
+    ranks = settings.draft_tensor_parallel_size
     return Mode(
         num_speculative_tokens=max(width, most_free, nodes),
         draft_width=width,
@@ -91,7 +90,6 @@ def resolve(
         and is_our_scheduler
         and parallel.data_parallel_size == 1
         and not is_other_hybrid(target),
-        estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
         tree_nodes=nodes,
         most_active=engine_args.max_num_active_seqs,
@@ -159,26 +157,6 @@ def checked_drafter(
     if Path(settings.model).is_dir() and loads_weights(settings, engine_args):
         check_weights(drafter, Path(settings.model))
     return drafter.model_copy(update={"draft_window": settings.draft_window})
-
-
-def usable_folder(written: str) -> str:
-    """Absolute path of the folder for estimates, which is created if it does not exist.
-
-    Raises:
-        ValueError: nothing can be written there.
-    """
-    try:
-        folder = Path(written).expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):  # permissions alone do not show whether writing works
-            pass
-    except (OSError, ValueError, RuntimeError) as error:  # the last: no home for ~user
-        raise ValueError(
-            f"estimates_folder is {written!r}, but nothing can be written there ({error}). Name a"
-            " folder that the server's user may write to, or leave estimates_folder out: then"
-            " every start measures again."
-        ) from None
-    return str(folder)
 
 
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:

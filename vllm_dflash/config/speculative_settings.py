@@ -69,11 +69,6 @@ class SpeculativeSettings(BaseModel):
         f" to {AUTO_NODES} tokens or chains, whichever is fastest in each step) or another limit"
         f" for trees, up to {MOST_NODES}",
     )
-    estimates_folder: str | None = described(
-        None,
-        "a folder that keeps estimates of costs and acceptance for the next start",
-        min_length=1,
-    )
     require: bool = described(
         False,
         "true (stop where this package cannot run the engine) or false (then vLLM's own DFlash"

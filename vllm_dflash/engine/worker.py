@@ -21,7 +21,6 @@ from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside
-from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.warm import WarmState
@@ -55,7 +54,6 @@ class DraftingWorker(Worker):
     drafter: Drafter
     _ticking: tuple[Callable[[], object], ...] = ()
     """Functions to call after each step."""
-    _keeper: EstimatesKeeper | None = None
     _compiling: CompileAside | None = None
     _monitor_jit: Callable[[], None] = staticmethod(lambda: None)
     """Starts vLLM's JIT monitor after warm-up; does nothing on CPUs."""
@@ -68,8 +66,8 @@ class DraftingWorker(Worker):
         """Measure what steps cost, with dummy batches. Every rank makes the same calls."""
         raise NotImplementedError
 
-    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """Start planning from these costs, and from an earlier engine's estimates in `file`."""
+    def start_planning(self, costs: StepCosts) -> None:
+        """Start planning from these costs."""
         raise NotImplementedError
 
     def end_step(self, output: Output) -> Output:
@@ -114,16 +112,11 @@ class DraftingWorker(Worker):
         mode = Mode.of(self.vllm_config)
         assert self._compiling is not None
         self._compiling.finish(mode.draft_width, mode.most_free)
-        file = EstimatesFile.of(self.vllm_config)
-        if file is not None and file.recalled is not None:
-            costs, origin = file.recalled.costs, f"learned before, from {file.path}"
-        else:
-            with set_current_vllm_config(self.vllm_config):
-                costs = self.measure()
-            origin = f"measured in {time.perf_counter() - started:.1f} s"
+        with set_current_vllm_config(self.vllm_config):
+            costs = self.measure()
         if self.rank == 0:
-            log_costs(costs, origin)
-        self.start_planning(costs, file)
+            log_costs(costs, time.perf_counter() - started)
+        self.start_planning(costs)
 
     def start_counting(self) -> None:
         """Reset the counters: vLLM's warm-up has run steps in this worker that serve no user."""
@@ -133,8 +126,6 @@ class DraftingWorker(Worker):
         drafter = Mode.of(self.vllm_config).drafter.model
         statistics, target = self.drafter.statistics, self.model_config.model
         self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
-        if self._keeper is not None:
-            self._ticking += (self._keeper.tick,)
 
     # --- every step -------------------------------------------------------------------------
 
@@ -178,11 +169,9 @@ class DraftingWorker(Worker):
     # --- the end ----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Stop the compiler, and save the estimates."""
+        """Stop the compiler."""
         if self._compiling is not None:
             self._compiling.stop()
-        if self._keeper is not None:
-            self._keeper.close()
         super().shutdown()
 
     def dflash_stats(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[st
         ({"model": "it"}, ALWAYS),
         # Our keys are removed; resolved values replace the written ones.
         ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
-        ({"model": "it", "free-drafts": "off", "estimates_folder": "here"}, ALWAYS),
+        ({"model": "it", "free-drafts": "off", "objective": "fair"}, ALWAYS),
         ({"model": "it", "draft_tensor_parallel_size": 8}, ALWAYS),
         ({"model": "it", "max-model-len": 9}, {**ALWAYS, "max_model_len": 9}),
         (

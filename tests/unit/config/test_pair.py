@@ -243,18 +243,6 @@ def test_the_users_word_on_adaptive_verification(
     assert resolve(settings, drafter_config(), target(), engine(), parallel(1)).may_trim is may_trim
 
 
-def test_the_folder_for_what_was_learned(drafter: Path, tmp_path: Path) -> None:
-    """It is created and passed to the workers. If it cannot be created, no process starts."""
-    folder = tmp_path / "kept"
-    settings = SpeculativeSettings(model=str(drafter), estimates_folder=str(folder))
-    options = resolve(settings, drafter_config(), target(), engine(), parallel(1))
-    assert from_json(options.to_json()).estimates_folder == str(folder)
-    folder.rmdir()
-    folder.touch()
-    with pytest.raises(ValueError, match=r"estimates_folder .*nothing can be written there"):
-        resolve(settings, drafter_config(), target(), engine(), parallel(1))
-
-
 def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
     settings = SpeculativeSettings(model=str(drafter), objective="throughput", draft_window=12)
     mode = resolve(settings, drafter_config(), target(), engine(), parallel())

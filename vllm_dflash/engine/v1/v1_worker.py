@@ -11,7 +11,6 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
-from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
     FREE_DRAFTS,
@@ -63,14 +62,11 @@ class V1CPUWorker(DraftingCPUWorker):
         """Measure what steps cost, with dummy batches."""
         return profile_v1(self.model_runner)
 
-    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """Start planning in the proposer; rank 0 saves its estimates."""
-        planner, mode = self.drafter.start_planning(costs), self.drafter.mode
-        if file is not None:
-            keeper = EstimatesKeeper(file, planner)
-            self._keeper = keeper if self.rank == 0 else None
-        if self.rank == 0 and mode.free_drafts:
-            log_free_drafts(mode)
+    def start_planning(self, costs: StepCosts) -> None:
+        """Start planning in the proposer."""
+        self.drafter.start_planning(costs)
+        if self.rank == 0 and self.drafter.mode.free_drafts:
+            log_free_drafts(self.drafter.mode)
 
     def start_counting(self) -> None:
         """Reset the counters; rank 0 also reports to the log and to `/metrics`."""

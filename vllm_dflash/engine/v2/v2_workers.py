@@ -6,7 +6,6 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.log import log_free_drafts
 from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
@@ -56,7 +55,7 @@ class V2Worker(DraftingWorker):
         """Measure step costs with dummy batches."""
         return profile_v2(self.model_runner)
 
-    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
+    def start_planning(self, costs: StepCosts) -> None:
         """Send the costs to the scheduler, which plans, with the first output. The device's budget
         uses them, too."""
         if self.drafter.budget is not None:
@@ -67,7 +66,6 @@ class V2Worker(DraftingWorker):
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
             looks_up=self.drafter.step.free_drafts is not None,
-            estimates_file=file,
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:
