@@ -4,8 +4,8 @@
 hook 1. The others are placed only if `method: "dflash"` was selected and our code runs the drafter,
 so plain serving and other speculative methods run unmodified vLLM. (Hook 14 is placed only if the
 user names that executor.) `seams` lists what we rely on. Before a hook other than 1 is placed,
-`compatibility` checks that its target exists: in this process by signature, for workers and
-schedulers by reading vLLM's sources. This module imports nothing heavy.
+`compatibility` checks that its target exists, by reading vLLM's sources. This module imports
+nothing heavy.
 
 Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
 example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -27,7 +27,6 @@ from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
-from vllm_dflash.seams import Seams, check_vllm
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
 """Output of a step: on V1 with its tokens, on V2 possibly before they have been computed."""
@@ -49,8 +48,6 @@ class Drafter(Protocol):
 class DraftingWorker(Worker):
     """Base of all our workers: what they add to vLLM's, from start-up to shutdown."""
 
-    seams: ClassVar[Seams]
-    """Parts of vLLM that the worker relies on; checked at start-up."""
     drafter: Drafter
     _ticking: tuple[Callable[[], object], ...] = ()
     """Functions to call after each step."""
@@ -78,7 +75,6 @@ class DraftingWorker(Worker):
 
     def init_device(self) -> None:
         """Build the model runner, and replace vLLM's drafting code with ours."""
-        check_vllm(self.seams)
         register_draft_model()  # hook 6
         mode = Mode.of(self.vllm_config)
         if mode.is_planned:

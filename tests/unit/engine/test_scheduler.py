@@ -10,7 +10,6 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from support.pairs import Pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
 from vllm_dflash.engine import choose_scheduler as ours
-from vllm_dflash.engine.choose_scheduler import build_scheduler
 from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
@@ -18,7 +17,6 @@ from vllm_dflash.engine.v1.v1_scheduler import (
     DFlashScheduler,
     drafts_come_with_the_output,
 )
-from vllm_dflash.seams import Seam, UnsupportedVllmError
 
 WHOLE: Any = SimpleNamespace(
     cache_config=SimpleNamespace(),
@@ -116,10 +114,3 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
     assert MultiprocExecutor.take_draft_token_ids(executor) == taken
-
-
-def test_an_engine_starts_only_where_its_seams_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Seam("vllm.v1.core.sched.scheduler:Scheduler.gone", None)
-    monkeypatch.setattr(ours, "ENGINE", (gone,))
-    with pytest.raises(UnsupportedVllmError, match=r"Scheduler\.gone"):
-        build_scheduler()

@@ -30,13 +30,11 @@ from vllm_dflash.engine.v1.v1_profile import profile_v1
 from vllm_dflash.engine.v1.v1_scheduler import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.worker import Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.seams import V1_WORKER
 
 
 class V1CPUWorker(DraftingCPUWorker):
     """V1 worker for CPUs, the only platform where our code runs on V1."""
 
-    seams = V1_WORKER
     model_runner: GPUModelRunner
     drafter: PlannedProposer
     _figures: Increases | None = None

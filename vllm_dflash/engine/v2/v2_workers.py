@@ -15,14 +15,12 @@ from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.vllm_fixes.scored_verification import fix_scored_verification
 from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.seams import V2_WORKER
 from vllm_dflash.vllms_own import SWITCH_OFF
 
 
 class V2Worker(DraftingWorker):
     """V2 worker for any platform."""
 
-    seams = V2_WORKER
     model_runner: GPUModelRunner
     drafter: PlannedSpeculator
     _facts_to_send: WorkerFacts | None = None

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from vllm_dflash.seams import DATASETS, check_seams
+from vllm_dflash.compatibility import check_seams
+from vllm_dflash.seams import DATASETS
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 
 ON_GITHUB = "https://raw.githubusercontent.com/"
