@@ -180,7 +180,7 @@ def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
     ).save_pretrained(target)
     inspect(DEMO / "drafter", DEMO / "target")  # so that libraries are in memory
     before = peak_memory(reset=True)
-    found = inspect(drafter, target, {}, kv_cache_memory=16 << 30)
+    found = inspect(drafter, target, {})
     assert peak_memory() - before < 100 << 20
     assert found.exit_code == 0
     assert found.tensors is not None
@@ -190,5 +190,3 @@ def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
     assert found.memory.drafter_weights - stacked == found.tensors.num_bytes == end > 2_000_000_000
     assert found.memory.cache.target_bytes_per_token == 36 * 2 * 8 * 128 * 2
     assert found.memory.cache.drafter_bytes_per_token == 5 * 2 * 8 * 128 * 2
-    (budget,) = found.memory.cache.budgets
-    assert budget.tokens == pytest.approx((16 << 30) / (41 * 4096), rel=0.01)

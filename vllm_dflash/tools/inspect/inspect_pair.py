@@ -42,7 +42,6 @@ def inspect_pair(
     *,
     revision: str | None = None,
     drafter_overrides: Mapping[str, Any] | None = None,
-    kv_cache_memory: int | None = None,
     tensor_parallel_size: int = 1,
     draft_kv_cache_dtype: str | None = None,
     **engine: Any,
@@ -57,8 +56,6 @@ def inspect_pair(
         target: folder or repository of the target.
         revision: revision of the drafter's repository.
         drafter_overrides: fields that override those of its `config.json`.
-        kv_cache_memory: bytes of KV cache on each rank; None: `VLLM_CPU_KVCACHE_SPACE` if set, on
-            the CPU platform, otherwise a few examples.
         tensor_parallel_size: number of ranks.
         draft_kv_cache_dtype: dtype of the drafter's cache; None: the target's.
         engine: other engine arguments of vLLM that affect the result, such as `max_model_len`.
@@ -104,8 +101,7 @@ def inspect_pair(
         found.not_checked.append("memory: the target cannot be split over this many ranks")
     else:
         tensors = headers.tensors if headers else {}
-        sizes = kv_cache_memory, tensor_parallel_size, draft_kv_cache_dtype
-        inspect_memory(found, tensors, args, *sizes)
+        inspect_memory(found, tensors, args, tensor_parallel_size, draft_kv_cache_dtype)
     if not found.faults:
         config: dict[str, Any] = {"revision": revision}
         config |= {"drafter_overrides": dict(drafter_overrides or {})}
@@ -113,7 +109,7 @@ def inspect_pair(
         written = {name: value for name, value in config.items() if value}
         found.speculative_config = {"method": "dflash", "model": drafter, **written}
         ranks = {} if tensor_parallel_size == 1 else {"tensor_parallel_size": tensor_parallel_size}
-        found.command = _command(found, {**ranks, **engine}, kv_cache_memory)
+        found.command = _command(found, {**ranks, **engine})
     return found
 
 
@@ -204,14 +200,12 @@ def _rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
     return faults
 
 
-def _command(found: Inspection, engine: Mapping[str, Any], kv_cache_memory: int | None) -> str:
+def _command(found: Inspection, engine: Mapping[str, Any]) -> str:
     """Return the `vllm serve` command for these settings."""
     words = ["vllm", "serve", found.target_model]
     for name, value in engine.items():
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
             words.append(str(value))
-    if kv_cache_memory is not None:
-        words += ["--kv-cache-memory-bytes", str(kv_cache_memory)]
     words += ["--speculative-config", json.dumps(found.speculative_config)]
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""The memory that a pair needs, and what a KV cache of a given size holds, on each rank."""
+"""The memory that a pair needs on each rank: the drafter's weights, and the KV cache per token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import prod
 
 import torch
-from pydantic import ByteSize
 from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -17,9 +16,8 @@ from vllm_dflash.checkpoint.pairing import drafter_ranks
 from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts, required_vocabulary
-from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
+from vllm_dflash.tools.inspect.inspection import CacheFacts, Inspection, MemoryFacts
 
-GIB = 1 << 30
 VOCABULARY_ALIGNMENT = 64
 """vLLM pads embeddings and heads to a multiple of this many rows."""
 D2T_BYTES = 8
@@ -33,25 +31,21 @@ COUNTED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m
 COUNTED |= {"fp8_per_token_head", "int8_per_token_head"}
 """Cache dtypes that do not pack numbers; the last two also keep scales."""
 SCALE_BYTES = 4
-OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
-EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
 
 
 def inspect_memory(
     found: Inspection,
     tensors: Mapping[str, Tensor],
     args: EngineArgs,
-    kv_cache_memory: int | None,
     tp_size: int,
     draft_cache: str | None = None,
 ) -> None:
-    """Fill in `found.memory`, and the faults, warnings and unchecked facts that follow from it.
+    """Fill in `found.memory`, and the warnings and unchecked facts that follow from it.
 
     Args:
         found: an inspection that has a drafter and a target.
         tensors: tensors of the drafter's checkpoint; empty if unknown.
         args: arguments of the target's engine on one rank.
-        kv_cache_memory: bytes of KV cache on each rank, if given.
         tp_size: number of ranks.
         draft_cache: dtype of the drafter's cache, if it differs from the target's.
     """
@@ -60,21 +54,16 @@ def inspect_memory(
     assert target is not None
     cache = None
     try:
-        config = args.create_engine_config()
-        of_environment = config.cache_config.kv_cache_memory_bytes  # set by vLLM on CPUs
-        sizes = {OPTION: kv_cache_memory, ENVIRONMENT: of_environment}
-        asked = {name: size for name, size in sizes.items() if size is not None}
-        cache = _cache_facts(spec, config, asked, tp_size, draft_cache)
+        cache = _cache_facts(spec, args.create_engine_config(), tp_size, draft_cache)
     except Exception as error:  # vLLM may refuse this config here
         found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
     else:
-        _judge(found, cache, asked, target.max_model_len)
+        _describe_windows(found, cache.sliding_target_layers)
     itemsize = getattr(torch, target.dtype).itemsize
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
         drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
-        max_model_len=target.max_model_len,
         drafter_weights=loaded_weights(spec, tensors, itemsize, tp_size),
         cache=cache,
     )
@@ -128,16 +117,10 @@ def loaded_weights(
 
 
 def _cache_facts(
-    spec: DrafterSpec,
-    config: VllmConfig,
-    asked: Mapping[str, int],
-    tp_size: int,
-    draft_cache: str | None,
+    spec: DrafterSpec, config: VllmConfig, tp_size: int, draft_cache: str | None
 ) -> CacheFacts:
-    """Return facts about each rank's cache. Raises ValueError if the config does not tell its size.
-
-    `asked`: bytes of the cache by their source; the first one counts.
-    """
+    """Return facts about each rank's cache. Raises ValueError if the config does not tell its
+    size."""
     written = config.cache_config.cache_dtype
     vectors, sliding = _target_cache(config, tp_size)
     target_bytes = _num_bytes(vectors, written, config.model_config)
@@ -145,17 +128,11 @@ def _cache_facts(
     heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
     own = [spec.head_dim] * (2 * heads * spec.num_layers)
     own_bytes = _num_bytes(own, draft_cache or written, config.model_config)
-    source = next(iter(asked), None)
-    sizes = EXAMPLES if source is None else (asked[source],)
-    block_size, max_model_len = config.cache_config.block_size, config.model_config.max_model_len
-    bytes_per_block = (target_bytes + own_bytes) * block_size
     return CacheFacts(
-        block_size=block_size,
+        block_size=config.cache_config.block_size,
         drafter_bytes_per_token=own_bytes,
         target_bytes_per_token=target_bytes,
         sliding_target_layers=sliding,
-        budget_source=source,
-        budgets=[_budget(size, bytes_per_block, block_size, max_model_len) for size in sizes],
     )
 
 
@@ -212,51 +189,18 @@ def _target_cache(config: VllmConfig, tp_size: int) -> tuple[list[int], int]:
     return vectors, sliding
 
 
-def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int) -> Budget:
-    """Count as vLLM does if all layers keep the whole context: one pool of blocks for all."""
-    blocks = num_bytes // bytes_per_block
-    max_concurrency = blocks / -(-max_model_len // block_size)
-    usable = max(blocks - 1, 0)  # vLLM keeps one for itself
-    return Budget(
-        num_bytes=num_bytes,
-        tokens=int(max_concurrency * max_model_len),
-        max_concurrency=max_concurrency,
-        longest_request=min(usable * block_size, max_model_len),
-    )
-
-
-def _judge(
-    found: Inspection, cache: CacheFacts, asked: Mapping[str, int], max_model_len: int
-) -> None:
-    """Report the effect of windows, and a budget that is too small for vLLM to start."""
-    if len({*asked.values()}) > 1:
-        found.warnings.append(
-            f"{ENVIRONMENT} is set, and on CPUs it overrides --kv-cache-memory-bytes: unset it"
-        )
-    if sliding := cache.sliding_target_layers:
-        if not current_platform.is_cpu():  # the target caches only windows, so less may be enough
-            found.not_checked.append(
-                f"what windows save: {sliding} of the target's layers have one, but the KV cache is"
-                " counted as if they kept the whole context, so less may be enough for a request of"
-                " max_model_len"
-            )
-            return
-        found.warnings.append(
-            f"{sliding} of the target's layers have a sliding window. Without DFlash, vLLM keeps"
-            " only their windows; with DFlash on this platform, they keep the whole context like"
-            " all others, since drafters on V1 have a single cache group"
-        )
-    longest = min(budget.longest_request for budget in cache.budgets)
-    if cache.budget_source is None or longest >= max_model_len:
+def _describe_windows(found: Inspection, sliding: int) -> None:
+    """Report what the windows of `sliding` layers of the target mean for its cache."""
+    if not sliding:
         return
-    size = ByteSize(asked[cache.budget_source]).human_readable(separator=" ")
-    message = (
-        f"{size} of KV cache ({cache.budget_source}) cannot hold one request of max_model_len"
-        f" {max_model_len}, so vLLM does not start; "
-        + (f"pass --max-model-len {longest} or less, or " if longest else "")
-        + "give it more memory"
+    if not current_platform.is_cpu():
+        found.not_checked.append(
+            f"what windows save: {sliding} of the target's layers have one, but the KV cache is"
+            " counted as if they kept the whole context"
+        )
+        return
+    found.warnings.append(
+        f"{sliding} of the target's layers have a sliding window. Without DFlash, vLLM keeps"
+        " only their windows; with DFlash on this platform, they keep the whole context like"
+        " all others, since drafters on V1 have a single cache group"
     )
-    if cache.budget_source == OPTION:
-        found.faults.append(Fault("memory", message))
-    else:
-        found.warnings.append(message)
