@@ -130,12 +130,7 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     from vllm.logger import init_logger
 
     config = written_settings(engine_args)
-    ignored = dict(IGNORED)
-    if mode.drafter.num_candidates is not None:
-        ignored["use_local_argmax_reduction"] = (
-            "this drafter weighs several candidates for each token"
-        )
-    for key, why in ignored.items():
+    for key, why in IGNORED.items():
         if config.pop(key, None):
             init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
     if mode.captures_lengths:

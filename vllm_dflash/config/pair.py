@@ -114,7 +114,6 @@ def tree_nodes(
     for obstacle, is_so in (
         ("Model Runner V1, which CPUs use, supports only chains", runner == "v1"),
         ("this drafter's candidates depend on each other", drafter.num_candidates is not None),
-        ("use_local_argmax_reduction leaves no logits", settings.use_local_argmax_reduction),
         ("scheduler_cls is set", engine_args.scheduler_cls is not None),
         ("the target is a hybrid, whose states cannot branch", target.is_hybrid),
         ("LoRA is on", engine_args.enable_lora),

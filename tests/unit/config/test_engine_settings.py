@@ -12,7 +12,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
-from support.pairs import dflash2_config, drafter_config, lilicorr_config
+from support.pairs import dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, refuse, write_speculative_config
@@ -128,17 +128,6 @@ def test_options_without_a_meaning_here(key: str, value: Any) -> None:
     with log_lines() as lines:
         assert written({"model": "it", key: value}) == ALWAYS
     assert [line.split(":")[0] for line in lines] == [f"WARNING {key} is ignored"] * bool(value)
-
-
-@pytest.mark.parametrize("changes", [dflash2_config(), lilicorr_config()])
-def test_with_candidates_no_ranks_search_their_part_of_the_head(changes: dict[str, Any]) -> None:
-    mode = replace(PLAIN, drafter=parse_config("it", drafter_config(**changes)))
-    asked = {"model": "it", "use_local_argmax_reduction": True}
-    with log_lines() as lines:
-        assert written(asked, mode) == ALWAYS
-    (line,) = lines
-    assert line.startswith("WARNING use_local_argmax_reduction is ignored: this drafter weighs")
-    assert written(asked) == {**ALWAYS, "use_local_argmax_reduction": True}
 
 
 def test_a_trees_nodes_are_captured_beside_chains() -> None:

@@ -173,7 +173,6 @@ def test_who_may_have_more_drafts_than_a_block(
         (False, {}, {}, 0, 32),  # free drafts
         (True, {}, {"scheduler_cls": "mine.Scheduler"}, 0, 7),
         (True, {}, {"enable_lora": True}, 0, 7),
-        (True, {"use_local_argmax_reduction": True, "draft_length": "fixed"}, {}, 0, 7),
     ],
 )
 def test_a_number_of_nodes_is_room_for_a_tree_on_v2(

@@ -65,25 +65,11 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_sample_metod": 3}, "unknown option .* did you mean 'draft_sample_method'"),
         ({"zzz": 3}, r"unknown option 'zzz' .*Known: \[.*'draft_length', .*'method', .*'model'"),
         ({"use_heterogeneous_vocab": True}, "^remove 'use_heterogeneous_vocab' from"),
-        (
-            {"use_local_argmax_reduction": True, "draft_length": "adaptive"},
-            'add "draft_length": "fixed" to .*, or remove \'use_local_argmax_reduction\'',
-        ),
     ],
 )
 def test_what_is_refused(written: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SpeculativeSettings.of({**LEAST, **written})
-
-
-@pytest.mark.parametrize(("draft_length", "is_asked"), [("fixed", True), ("adaptive", False)])
-def test_ranks_may_search_their_part_of_the_head(draft_length: str, is_asked: bool) -> None:
-    """Only if the drafter's confidence is not needed."""
-    written = {"draft_length": draft_length, "use_local_argmax_reduction": is_asked}
-    settings = SpeculativeSettings.of({**LEAST, **written})
-    assert settings.draft_length == draft_length
-    del written["draft_length"]
-    assert SpeculativeSettings.of({**LEAST, **written}).draft_length == draft_length
 
 
 @pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])
