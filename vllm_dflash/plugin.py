@@ -191,7 +191,6 @@ def _wrap_front_end() -> None:
         if requested is None:
             return read(self)
 
-        from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import leave_to_vllm
 
@@ -216,8 +215,8 @@ def _wrap_front_end() -> None:
         with _refusals_logged(ValueError, RuntimeError):
             settings = SpeculativeSettings.of(requested)
             mode = _select(self, settings, config, target_model_config, *args, **kwargs)
-        with _refusals_logged(DrafterError), users_kept(self, users):
-            return read_by_vllm(read, self, target_model_config, mode.drafter, config)
+        with users_kept(self, users):
+            return read_by_vllm(read, self, target_model_config, mode.drafter)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED, written_settings
-from vllm_dflash.config.thread_binding import check_thread_binding
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -76,10 +75,6 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
         )
     if faults:
         raise ValueError(" ".join(faults))
-    if parallel.distributed_executor_backend == "mp":
-        here = parallel.data_parallel_rank_local or 0
-        engines = max(parallel.data_parallel_size_local, 1 + here)
-        check_thread_binding(parallel.local_world_size, engines)
 
 
 def refused_by_default(target: ModelConfig) -> str | None:

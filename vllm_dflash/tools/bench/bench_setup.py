@@ -12,7 +12,6 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.config.thread_binding import check_thread_binding
 from vllm_dflash.tools.bench.bench_datasets import given_dataset
 from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, given_pair
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
@@ -63,7 +62,6 @@ class BenchSetup:
             )
         if self.parsed.native_schedule == "tuned" and self.parsed.dataset_name:
             raise ValueError("--native-schedule tuned is for loads, not for sets of prompts.")
-        check_thread_binding(self.parsed.tensor_parallel_size)
 
     @property
     def max_model_len(self) -> int:
