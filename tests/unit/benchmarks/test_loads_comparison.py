@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from loads.comparison import LoadsComparison
 from loads.report import LoadsRecord
 from loads.step_times import KINDS, OF_A_KIND
