@@ -103,7 +103,6 @@ def test_who_has_no_file_is_told_where_there_is_one(
     ("arguments", "message"),
     [
         (["--dataset-path", "FILE"], "--dataset-path needs --dataset-name"),
-        (["--dataset-name=custom", "--native-schedule=tuned"], "is for loads, not for sets"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(

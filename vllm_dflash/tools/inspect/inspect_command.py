@@ -22,7 +22,6 @@ from vllm_dflash.tools.inspect.inspection import (
 ENGINE: dict[str, dict[str, Any]] = {
     "tensor_parallel_size": {"type": positive, "metavar": "N", "help": "number of ranks"},
     "max_model_len": {"type": positive, "metavar": "N", "help": "maximum tokens per request"},
-    "block_size": {"type": positive, "metavar": "N", "help": "tokens per KV cache block"},
     "dtype": {"help": "dtype of the weights: auto, bfloat16, float16 or float32"},
     "kv_cache_dtype": {"help": "dtype of the KV cache, such as auto or fp8"},
     "draft_kv_cache_dtype": {"help": "dtype of the drafter's KV cache (default: the same)"},

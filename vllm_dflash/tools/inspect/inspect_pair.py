@@ -67,7 +67,7 @@ def inspect_pair(
         headers = _read_headers(found, "drafter", drafter, revision)
         if headers is not None:
             found.tensors = _tensor_facts(found, spec, headers)
-        args, model, facts = _read_target(target, engine)
+        model, facts = _read_target(target, engine)
         target_headers = _read_headers(found, "target", target)
     except ValueError as error:
         found.error = str(error)
@@ -101,7 +101,8 @@ def inspect_pair(
         found.not_checked.append("memory: the target cannot be split over this many ranks")
     else:
         tensors = headers.tensors if headers else {}
-        inspect_memory(found, tensors, args, tensor_parallel_size, draft_kv_cache_dtype)
+        cache_dtype = draft_kv_cache_dtype or engine.get("kv_cache_dtype", "auto")
+        inspect_memory(found, tensors, model, tensor_parallel_size, cache_dtype)
     if not found.faults:
         config: dict[str, Any] = {"revision": revision}
         config |= {"drafter_overrides": dict(drafter_overrides or {})}
@@ -161,13 +162,10 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
     )
 
 
-def _read_target(
-    target: str, engine: Mapping[str, Any]
-) -> tuple[EngineArgs, ModelConfig, PairingTarget]:
-    """Return engine arguments for one rank, vLLM's config of the target, and facts for pairing.
+def _read_target(target: str, engine: Mapping[str, Any]) -> tuple[ModelConfig, PairingTarget]:
+    """Return vLLM's config of the target, and facts for pairing.
 
-    Raises ValueError if the target cannot be read. One rank, because vLLM would want the others to
-    exist; `inspect_memory` divides sizes by the number of ranks.
+    Raises ValueError if the target cannot be read.
     """
     if found := folder_fault(target):
         raise ValueError(
@@ -177,7 +175,7 @@ def _read_target(
     try:
         args = EngineArgs(model=target, skip_tokenizer_init=True, **engine)
         model = args.create_model_config()
-        return args, model, target_facts(model)
+        return model, target_facts(model)
     except Exception as error:  # an arbitrary config can fail in arbitrary ways
         why = without_frame(error) or type(error).__name__
         remedy = (

@@ -64,18 +64,6 @@ class TargetFacts:
 
 
 @dataclass(frozen=True)
-class CacheFacts:
-    """The KV cache that target and drafter share, on each rank."""
-
-    block_size: int
-    """Tokens per cache block."""
-    drafter_bytes_per_token: int
-    target_bytes_per_token: int
-    sliding_target_layers: int
-    """Number of the target's layers with a sliding window shorter than `max_model_len`."""
-
-
-@dataclass(frozen=True)
 class MemoryFacts:
     """Bytes on each tensor-parallel rank."""
 
@@ -85,8 +73,8 @@ class MemoryFacts:
     """Ranks that the drafter's layers are split over; 1 if each rank has all of them."""
     drafter_weights: int
     """The drafter's own parameters, plus a copy of its K and V projections."""
-    cache: CacheFacts | None
-    """None if the size of the target's cache is unknown; `not_checked` says why."""
+    drafter_cache_per_token: int | None
+    """Keys and values of its layers; None if their size is unknown: `not_checked` says why."""
 
 
 @dataclass
@@ -215,13 +203,8 @@ def _memory(facts: MemoryFacts) -> Rows:
         layers = "split over the ranks" if is_split else "whole on every rank: they do not divide"
         rows.append(("drafter's layers", layers))
     rows.append(("drafter's weights", _size(facts.drafter_weights)))
-    if (cache := facts.cache) is not None:
-        drafters, targets = cache.drafter_bytes_per_token, cache.target_bytes_per_token
-        share = f"{drafters / (drafters + targets):.1%} of the KV cache"
-        rows += [
-            ("drafter's K/V per token", f"{_size(drafters)}, {share}"),
-            ("target's K/V per token", _size(targets)),
-        ]
+    if facts.drafter_cache_per_token is not None:
+        rows.append(("drafter's K/V per token", _size(facts.drafter_cache_per_token)))
     return rows
 
 
