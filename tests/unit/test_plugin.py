@@ -124,6 +124,29 @@ def test_plain_serving_and_other_methods_are_untouched(pair: Pair) -> None:
     assert gpu_model_runner.DFlashProposer is native
 
 
+def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
+    """It is what the first was, and a plain one is plain."""
+    asked = {"method": "dflash", "model": str(pair.drafter), "draft_length": "fixed"}
+    args = EngineArgs(
+        model=str(pair.target), skip_tokenizer_init=True, speculative_config=dict(asked)
+    )
+    first, second = (args.create_engine_config() for _ in range(2))
+    assert args.speculative_config == asked
+    assert Mode.of(first) == Mode.of(second)
+    assert Mode.of(second).draft_length == "fixed"
+    assert first.scheduler_config.scheduler_cls == second.scheduler_config.scheduler_cls
+    args.speculative_config = None
+    plain = args.create_engine_config()
+    assert plain.scheduler_config.scheduler_cls is None
+    assert not plain.scheduler_config.disable_hybrid_kv_cache_manager
+    assert ADDITIONAL_CONFIG_KEY not in plain.additional_config
+
+
+def test_plain_engines_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_dflash.compatibility.check_seams", lambda *_: pytest.fail("checked"))
+    pair.start(speculative_config=None)
+
+
 def test_registering_twice_wraps_once() -> None:
     plugin.register()
     wrapped = EngineArgs.create_speculative_config
