@@ -45,10 +45,8 @@ def untested(version: str) -> str:
 def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
     """Why we cannot run engines with this vLLM, and what to install; None if everything fits.
 
-    Args:
-        seams: those of all processes, started or not.
-        files: our files that these processes import. If tests do not run with this vLLM, whatever
-            these files import from it has to exist too.
+    `files`: ours that these processes import. If tests do not run with this vLLM, whatever they
+    import from it has to exist too.
     """
     import vllm
 

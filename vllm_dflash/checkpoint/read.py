@@ -58,11 +58,8 @@ def read_drafter(
 ) -> DrafterSpec:
     """Read the spec of the drafter at `model`, a folder or a hub repository.
 
-    Args:
-        model: the folder, or the name of the repository.
-        revision: the repository's revision.
-        overrides: fields that replace those of `config.json`, named as in its own format or in
-            z-lab's; `dflash_config` is merged.
+    `overrides`: fields that replace those of `config.json`, named as in its own format or in
+    z-lab's; `dflash_config` is merged.
 
     Raises:
         DrafterError: the drafter is missing, not a DFlash checkpoint or not supported, or an

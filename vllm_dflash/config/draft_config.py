@@ -32,11 +32,7 @@ def read_by_vllm(
     whose `auto_map` could then name a file in its folder to import. A DFlash drafter is data: we
     need no code from its checkpoint.
 
-    Args:
-        read: vLLM's function that makes the config.
-        engine_args: argument of `read`.
-        target: vLLM's config of the target.
-        drafter: our spec of the drafter.
+    `read`: vLLM's function that makes the config of `engine_args`.
     """
     trusted, target.trust_remote_code = target.trust_remote_code, False
     try:

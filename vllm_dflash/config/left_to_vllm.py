@@ -112,12 +112,7 @@ def why_left(
     """Every reason why vLLM's own DFlash runs this engine, with what would change it; empty if our
     code runs it.
 
-    Args:
-        requested: the user's speculative config.
-        config: the drafter's `config.json`.
-        target: vLLM's config of the target.
-        target_parallel_config: vLLM's parallel config of the target.
-        has_watermark: whether output is watermarked.
+    `requested`: the user's speculative config; `config`: the drafter's `config.json`.
     """
     if not config:  # `SpeculativeSettings` refuses a missing drafter
         return []

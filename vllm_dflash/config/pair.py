@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
+from vllm_dflash.checkpoint.headers import HeadersError, read_folder
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     beside_target,
@@ -38,12 +38,7 @@ def resolve(
 ) -> Mode:
     """Check the drafter and the pair, and decide how they run.
 
-    Args:
-        settings: the user's speculative config.
-        config: the drafter's `config.json`.
-        target: vLLM's config of the target.
-        engine_args: the engine's other settings.
-        parallel: vLLM's parallel config of the target.
+    `config`: the drafter's `config.json`.
 
     Raises:
         ValueError: (`DrafterError` included) the message says what to change.
@@ -164,7 +159,7 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
         headers = read_folder(folder)
     except HeadersError as error:
         why = str(error).removesuffix(".")
-        raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from None
+        raise DrafterError(f"drafter {drafter.model!r}: {why}.") from None
     check_tensors(drafter, headers.tensors)
     if (file := folder / MASK_EMBEDDING_FILE).is_file():
         parse_mask_embedding(drafter, file.read_bytes())

@@ -15,7 +15,6 @@ from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
-    missing_weights,
     read_headers_of,
 )
 from vllm_dflash.checkpoint.pairing import (
@@ -51,24 +50,17 @@ def inspect_pair(
     Reads configs and the headers of safetensors files, from folders or repositories. Loads no
     weights and needs no GPU. Does not raise if the pair does not fit or cannot be read.
 
-    Args:
-        drafter: folder or repository of the drafter.
-        target: folder or repository of the target.
-        revision: revision of the drafter's repository.
-        drafter_overrides: fields that override those of its `config.json`.
-        tensor_parallel_size: number of ranks.
-        draft_kv_cache_dtype: dtype of the drafter's cache; None: the target's.
-        engine: other engine arguments of vLLM that affect the result, such as `max_model_len`.
+    `draft_kv_cache_dtype`: None: the target's. `engine`: other engine arguments of vLLM that affect
+    the result, such as `max_model_len`.
     """
     found = Inspection(drafter, target)
     try:
         spec = found.drafter = _read_spec(drafter, revision, drafter_overrides, target)
         found.warnings += spec.remarks
-        headers = _read_headers(found, "drafter", drafter, revision)
+        headers = _read_headers(found, drafter, revision)
         if headers is not None:
             found.tensors = _tensor_facts(found, spec, headers)
         model, facts = _read_target(target, engine)
-        target_headers = _read_headers(found, "target", target)
     except ValueError as error:
         found.error = str(error)
         return found
@@ -80,8 +72,6 @@ def inspect_pair(
         vocab_size=facts.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=model.max_model_len,
-        parameters=target_headers.parameters if target_headers else None,
-        num_bytes=target_headers.num_bytes if target_headers else None,
     )
     remarks, spec = len(spec.remarks), beside_target(spec, facts)
     found.warnings += spec.remarks[remarks:]
@@ -126,20 +116,16 @@ def _read_spec(
     return parse_overridden(drafter, config, overrides or {})
 
 
-def _read_headers(
-    found: Inspection, what: str, model: str, revision: str | None = None
-) -> Headers | None:
+def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Headers | None:
     try:
-        return read_headers_of(model, revision)
+        return read_headers_of(drafter, revision)
     except HeadersNotCheckedError as error:
-        if what == "drafter" and Path(model).is_dir():
-            raise ValueError(
-                f"drafter {model!r}: {error}.{missing_weights(Path(model))}"
-            ) from error
-        found.not_checked.append(f"the {what}'s tensors: {error}")
+        if Path(drafter).is_dir():
+            raise ValueError(f"drafter {drafter!r}: {error}.") from error
+        found.not_checked.append(f"the drafter's tensors: {error}")
         return None
     except HeadersUnreadableError as error:
-        raise ValueError(f"{what} {model!r}: {error}") from error
+        raise ValueError(f"drafter {drafter!r}: {error}") from error
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:

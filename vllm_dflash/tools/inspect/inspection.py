@@ -58,9 +58,6 @@ class TargetFacts:
     vocab_size: int
     dtype: str
     max_model_len: int
-    parameters: int | None
-    """None if the headers were not checked."""
-    num_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -185,15 +182,12 @@ def layer_ranges(spec: DrafterSpec) -> Rows:
 
 
 def _target(facts: TargetFacts) -> Rows:
-    rows: Rows = [
+    return [
         ("model", f"{facts.model} ({facts.architecture})"),
         ("layers", f"{facts.num_layers}, hidden size {facts.hidden_size}"),
         ("vocabulary", f"{facts.vocab_size} tokens"),
         ("runs in", f"{facts.dtype}, up to {facts.max_model_len} tokens a request"),
     ]
-    if facts.parameters is not None and facts.num_bytes is not None:
-        rows.append(("tensors", f"{_stored(facts.parameters, facts.num_bytes)} in files"))
-    return rows
 
 
 def _memory(facts: MemoryFacts) -> Rows:

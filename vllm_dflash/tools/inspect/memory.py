@@ -39,12 +39,7 @@ def inspect_memory(
 ) -> None:
     """Fill in `found.memory`, and the warnings and unchecked facts that follow from it.
 
-    Args:
-        found: an inspection that has a drafter.
-        tensors: tensors of the drafter's checkpoint; empty if unknown.
-        model: vLLM's config of the target.
-        tp_size: number of ranks.
-        cache_dtype: dtype of the drafter's cache, as in vLLM's options.
+    `tensors`: of the drafter's checkpoint; empty if unknown. `cache_dtype`: as in vLLM's options.
     """
     spec = found.drafter
     assert spec is not None
