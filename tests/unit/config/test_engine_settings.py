@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import ParallelConfig
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from support.configs_by_hand import QWEN
@@ -15,10 +14,9 @@ from support.log_lines import log_lines
 from support.pairs import dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
-from vllm_dflash.config.engine_settings import length_table, refuse, write_speculative_config
+from vllm_dflash.config.engine_settings import length_table, write_speculative_config
 from vllm_dflash.config.mode import Mode, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED
-from vllm_dflash.config.thread_binding import VARIABLE
 
 PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 WALKED = replace(PLAIN, drafter=parse_config("it", drafter_config(**dflash2_config())))
@@ -74,17 +72,6 @@ def test_what_came_by_a_flag_is_not_written_twice() -> None:
         for key, value in ALWAYS.items()
         if key not in ("method", "num_speculative_tokens")
     }
-
-
-def test_cores_are_for_the_ranks_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are two machines with two ranks each."""
-    monkeypatch.setenv(VARIABLE, "0|1")
-    monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA", raising=False)
-    args: Any = SimpleNamespace(watermark_config=None)
-    ranks = {"tensor_parallel_size": 4, "distributed_executor_backend": "mp"}
-    refuse(args, ParallelConfig(**ranks, nnodes=2))
-    with pytest.raises(ValueError, match="has cores for 2"):
-        refuse(args, ParallelConfig(**ranks))
 
 
 def test_lengths_to_capture_are_written_where_graphs_are_captured() -> None:

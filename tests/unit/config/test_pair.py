@@ -295,7 +295,7 @@ def test_pairs_that_are_refused(
         ("model.safetensors", r"model\.safetensors' cannot be read"),
         ("model.safetensors.index.json", r"lacks 'none\.safetensors'"),
         ("mask_embedding.pt", r"mask_embedding\.pt has 63 numbers, hidden_size is 64"),
-        (None, r"holds no \*\.safetensors file\. Download its weights into it\.$"),
+        (None, r"holds no \*\.safetensors file\. Download its weights into it; others"),
     ],
 )
 def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str) -> None:
