@@ -342,7 +342,7 @@ def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]
     ((seen, _),) = observed
     assert seen.rows == 60 + 2 + 5
     assert seen.verified.tolist() == [4, 1, 0]
-    assert scheduler.free_drafts == {"a": 4, "b": 1, "p": 0}
+    assert scheduler.statistics.free_draft_tokens == 4 + 1
 
 
 def test_placeholders_that_fill_the_budget_are_rows(scheduler: Any, observed: list[Any]) -> None:
@@ -362,14 +362,12 @@ def test_placeholders_that_fill_the_budget_are_rows(scheduler: Any, observed: li
 def test_free_drafts_are_counted_once(
     scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's count of drafts, which calls `make_spec_decoding_stats`, counts them."""
     monkeypatch.setattr(Scheduler, "make_spec_decoding_stats", lambda *_: None)
     scheduler.update_from_output(*step({"a": 3}, {"a": 3}, source=TEXT))
-    assert scheduler.statistics.draft_tokens == 3
-    assert scheduler.free_drafts == {"a": 3}
-    before = scheduler.statistics.free_draft_tokens
     scheduler.make_spec_decoding_stats(None, 3, 2, None, "a")
-    assert (before, scheduler.statistics.free_draft_tokens) == (0, 3)
+    found = scheduler.statistics
+    assert found.draft_tokens == found.free_draft_tokens == 3
+    assert found.accepted_tokens == found.free_accepted_tokens == 2
 
 
 def test_steps_are_timed_where_the_same_requests_only_decode(

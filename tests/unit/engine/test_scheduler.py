@@ -9,7 +9,6 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from support.pairs import Pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
-from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
 from vllm_dflash.engine.v1.v1_scheduler import (
@@ -50,16 +49,6 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
     return told
-
-
-def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
-    first: Any = SimpleNamespace()
-    second: Any = SimpleNamespace()
-    FREE_DRAFTS.attach(first, {"a": 5})
-    scheduler = DFlashScheduler(vllm_config=WHOLE)
-    for output, expected in ((first, {"a": 5}), (second, {})):
-        scheduler.update_from_output(SCHEDULED, output)
-        assert scheduler.free_drafts == expected
 
 
 def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(

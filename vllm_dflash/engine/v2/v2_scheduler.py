@@ -274,15 +274,13 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         # Use the scheduler's order, which is stable while the batch is; the worker puts requests
         # with most drafts first.
         names, table = list(scheduler_output.num_scheduled_tokens), OUTCOMES.on(output)
-        self.free_drafts, self.verified_drafts, outcomes = {}, {}, None
+        self.verified_drafts, outcomes = {}, None
         if table is not None:
             order = [output.req_id_to_index[name] for name in names]
             table = table[order]
             produced = [len(output.sampled_token_ids[row]) for row in order]
             verified = verified_drafts(table)
-            # Free drafts are counted with vLLM's own (`make_spec_decoding_stats`).
-            self.statistics.count_verified(names, produced, [(count, 0) for count, _ in verified])
-            self.free_drafts = {name: free for name, (_, free) in zip(names, verified, strict=True)}
+            self.statistics.count_verified(names, produced, verified)
             self.verified_drafts = dict(zip(names, (count for count, _ in verified), strict=True))
         draft_rows = self._draft_rows
         self._draft_rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
