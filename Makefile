@@ -120,7 +120,7 @@ selection: setup
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
-    --native-k 1 3 --native-schedule none --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \
+    --native-k 1 3 --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \
     --warmup-rounds 0 --max-num-seqs 32 --kv-cache-memory-bytes 450000000
 figures: setup
 	scripts/run.sh python examples/smollm2_target.py

@@ -36,7 +36,7 @@ SMOLLM2 = Path("models/smollm2")
 TARGET, DRAFTER = SMOLLM2 / "target", SMOLLM2 / "drafter"
 PROMPTS = [str(SMOLLM2 / f"{name}.jsonl") for name in ("human_eval", "chat", "edits")]
 WAYS = {"W8A8": "int8", "W4A16": "int4"}
-NO_NATIVE = ["--native-k", "--native-schedule", "none"]
+NO_NATIVE = ["--native-k"]
 
 
 def targets(folder: Path) -> dict[str, Path]:

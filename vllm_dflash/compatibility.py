@@ -1,4 +1,6 @@
-"""Whether our hooks fit this vLLM; checked in the front end, before anything starts."""
+"""Whether our hooks fit this vLLM; checked in the front end, before anything starts.
+
+vLLM's sources are read, not run: workers and schedulers have not started yet."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from vllm_dflash import __version__
-from vllm_dflash.seams import FRONT_END, SUPPORTED_VLLM, Seams, UnsupportedVllmError, check_seams
+from vllm_dflash.seams import SUPPORTED_VLLM, Seams, UnsupportedVllmError
 from vllm_dflash.vllm_sources import MissingError, Sources, imported_by, parameters_of
 
 OLDEST = min(Version(one.version) for one in SUPPORTED_VLLM)
@@ -40,13 +42,11 @@ def untested(version: str) -> str:
     )
 
 
-def why_unfit(elsewhere: Seams, files: Iterable[Path] = ()) -> str | None:
+def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
     """Why we cannot run engines with this vLLM, and what to install; None if everything fits.
 
-    Args:
-        elsewhere: seams of processes that have not started yet. vLLM's sources are read, not run.
-        files: our files that these processes import. If tests do not run with this vLLM, whatever
-            these files import from it has to exist too.
+    `files`: ours that these processes import. If tests do not run with this vLLM, whatever they
+    import from it has to exist too.
     """
     import vllm
 
@@ -56,8 +56,7 @@ def why_unfit(elsewhere: Seams, files: Iterable[Path] = ()) -> str | None:
         return f"{ours} (install a newer vLLM)"
     sources = Sources(Path(vllm.__file__).parents[1])
     try:
-        check_seams(FRONT_END)
-        _check_sources(elsewhere, version, sources)
+        check_seams(seams, sources)
         if untested(version):
             _check_imports(files, sources)
     except UnsupportedVllmError as error:
@@ -65,15 +64,19 @@ def why_unfit(elsewhere: Seams, files: Iterable[Path] = ()) -> str | None:
     return None
 
 
-def _check_sources(seams: Seams, version: str, sources: Sources) -> None:
+def check_seams(seams: Seams, sources: Sources | None = None) -> None:
+    """Refuse a vLLM whose functions differ, by its sources. Raises `UnsupportedVllmError`."""
+    import vllm
+
+    sources = sources or Sources(Path(vllm.__file__).parents[1])
     for seam in seams:
-        if seam.versions and not seam.is_in(version):
+        if seam.versions and not seam.is_in(vllm.__version__):
             continue
         try:
             _, node = sources.find(seam.path)
         except MissingError as error:
             raise UnsupportedVllmError(f"it has no {seam.path}, because {error}") from error
-        if not seam.is_as_written(found := parameters_of(node)):
+        if not seam.accepts(found := parameters_of(node)):
             raise UnsupportedVllmError(f"{seam.path} takes ({found}), not ({seam.parameters})")
 
 

@@ -4,8 +4,8 @@
 hook 1. The others are placed only if `method: "dflash"` was selected and our code runs the drafter,
 so plain serving and other speculative methods run unmodified vLLM. (Hook 14 is placed only if the
 user names that executor.) `seams` lists what we rely on. Before a hook other than 1 is placed,
-`compatibility` checks that its target exists: in this process by signature, for workers and
-schedulers by reading vLLM's sources. This module imports nothing heavy.
+`compatibility` checks that its target exists, by reading vLLM's sources. This module imports
+nothing heavy.
 
 Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
 example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.
@@ -123,6 +123,7 @@ Also in the front end:
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -180,18 +181,17 @@ def _wrap_front_end() -> None:
     def create_speculative_config(
         self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from vllm_dflash.config.engine_settings import start_from_users, users_kept
+        from vllm_dflash.config.engine_settings import forget_ours, write_speculative_config
         from vllm_dflash.config.speculative_settings import SpeculativeSettings, requested_settings
 
         def read(engine_args: EngineArgs) -> SpeculativeConfig | None:
             return original(engine_args, target_model_config, *args, **kwargs)
 
-        users = start_from_users(self)
+        forget_ours(self)
         requested = requested_settings(self)
         if requested is None:
             return read(self)
 
-        from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import leave_to_vllm
 
@@ -208,16 +208,16 @@ def _wrap_front_end() -> None:
                     f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'
                     " true in the speculative config, vLLM's own DFlash runs it."
                 )
+        asked = copy.copy(self)  # the user may make another config from these arguments
         if reasons:
-            leave_to_vllm(self, config, reasons)
+            leave_to_vllm(asked, config, reasons)
             restore_draft_model()
-            with users_kept(self, users):
-                return read(self)
+            return read(asked)
         with _refusals_logged(ValueError, RuntimeError):
             settings = SpeculativeSettings.of(requested)
             mode = _select(self, settings, config, target_model_config, *args, **kwargs)
-        with _refusals_logged(DrafterError), users_kept(self, users):
-            return read_by_vllm(read, self, target_model_config, mode.drafter, config)
+        write_speculative_config(asked, mode)
+        return read_by_vllm(read, asked, target_model_config, mode.drafter)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
@@ -294,11 +294,9 @@ def _select(
 def _apply(
     engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode, *, is_hybrid: bool
 ) -> None:
-    """Place hooks 3 to 9, 18 and 20, all of them in the front end."""
+    """Place hooks 3 to 7, 9, 18 and 20, all of them in the front end."""
     from vllm import envs
     from vllm.utils.import_utils import resolve_obj_by_qualname
-
-    from vllm_dflash.config.engine_settings import write_speculative_config
 
     parallel.worker_cls = worker_here()
     engine_args.additional_config = {
@@ -314,7 +312,6 @@ def _apply(
     if parallel.distributed_executor_backend == "ray" and may_be_ours:
         # The class and not its path: vLLM takes a path for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
-    write_speculative_config(engine_args, mode)
     manager = engine_args.disable_hybrid_kv_cache_manager
     if mode.runner == "v1" and manager is None and not is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True

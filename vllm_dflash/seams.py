@@ -1,18 +1,12 @@
-"""Everything in vLLM that we rely on, checked by signature."""
+"""Everything in vLLM that we rely on, by signature; `compatibility.py` checks it."""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
-
-from vllm_dflash.vllms_own import SWITCH_OFF
 
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
 """Versions that tests run with."""
@@ -41,16 +35,14 @@ class Seam:
             base = "9999"
         return SpecifierSet(self.versions).contains(base)
 
-    def accepts(self, found: Sequence[str]) -> bool:
-        """Whether a function with these parameters matches."""
-        names = (self.parameters or "").split()
+    def accepts(self, parameters: str | None) -> bool:
+        """Whether these match. A source's methods have `self` or `cls`, which may be left out."""
+        if self.parameters is None:
+            return True
+        found, names = (parameters or "").split(), self.parameters.split()
         kept = [name for name in names if name[-1] != "?" or name[:-1] in found]
-        return self.parameters is None or list(found) == [name.removesuffix("?") for name in kept]
-
-    def is_as_written(self, parameters: str | None) -> bool:
-        """Whether these match, as written in a source: methods include `self` or `cls`."""
-        names = (parameters or "").split()
-        return self.accepts(names) or (names[:1] in (["self"], ["cls"]) and self.accepts(names[1:]))
+        expected = [name.removesuffix("?") for name in kept]
+        return found == expected or (found[:1] in (["self"], ["cls"]) and found[1:] == expected)
 
 
 Seams = tuple[Seam, ...]
@@ -69,40 +61,6 @@ def _listed(text: str) -> Seams:
         path = name if ":" in name else owner + name
         seams.append(Seam(path, parameters if parenthesis else None, versions.strip()))
     return tuple(seams)
-
-
-def check_seams(seams: Seams) -> None:
-    """Refuse a vLLM whose functions differ. Raises `UnsupportedVllmError`."""
-    import vllm
-
-    for seam in seams:
-        if seam.versions and not seam.is_in(vllm.__version__):
-            continue
-        module, _, attribute = seam.path.partition(":")
-        try:
-            target: Any = import_module(module)
-            for name in attribute.split("."):
-                target = target[name] if isinstance(target, dict) else getattr(target, name)
-        except (ImportError, AttributeError, KeyError) as error:
-            raise UnsupportedVllmError(
-                f"vllm-dflash relies on {seam.path}, which this vLLM does not have ({error})"
-            ) from error
-        found = list(inspect.signature(target).parameters) if seam.parameters is not None else []
-        if not seam.accepts(found):
-            expected = (seam.parameters or "").split()
-            raise UnsupportedVllmError(
-                f"vllm-dflash relies on {seam.path}({', '.join(expected)}), but this vLLM has"
-                f" {attribute.rpartition('.')[2]}({', '.join(found)})"
-            )
-
-
-def check_vllm(seams: Seams) -> None:
-    """Check the seams in a process of an engine that we run; the error also says what to do."""
-    try:
-        check_seams(seams)
-    except UnsupportedVllmError as error:
-        remedy = "Install the same vLLM and vllm-dflash wherever this engine runs"
-        raise UnsupportedVllmError(f"{error}. {remedy}. {SWITCH_OFF}.") from error
 
 
 FRONT_END = _listed("""\
@@ -139,7 +97,6 @@ vllm.v1.core.sched.scheduler:Scheduler.
     _update_after_schedule(self scheduler_output)
     make_spec_decoding_stats(self spec_decoding_stats num_draft_tokens num_accepted_tokens
         num_invalid_spec_tokens request_id)
-    shutdown(self)
     update_draft_token_ids(self draft_token_ids)
     update_from_output(self scheduler_output model_runner_output)
 vllm.v1.core.sched.async_scheduler:AsyncScheduler.
@@ -337,26 +294,5 @@ vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self time
 """)
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-DATASETS = _listed("""\
-vllm.benchmarks.datasets.datasets:
-    BenchmarkDataset.__init__(self dataset_path random_seed disable_shuffle kwargs)
-    HuggingFaceDataset.__init__(self dataset_path dataset_split no_stream dataset_subset hf_name
-        trust_remote_code kwargs)
-    HuggingFaceDataset.load_data(self)
-    SpecBench.sample(self tokenizer num_requests request_id_prefix no_oversample lora_path max_loras
-        output_len enable_multimodal_chat skip_chat_template chat_template_kwargs kwargs)
-    SpeedBench.load_data(self)
-    CustomDataset
-    GSM8KDataset
-    HumanEvalDataset
-    MTBenchDataset
-    BlazeditDataset
-    AIMODataset
-""")
-"""Read by `vllm-dflash bench --dataset-name`."""
-
-SEAMS = (
-    *(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU),
-    DATASETS,
-)
+SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU)
 """Every seam: all that this package needs of a vLLM release."""

@@ -1,7 +1,7 @@
 """How to switch to vLLM's own DFlash, for every message that recommends it."""
 
 OWN_KEYS = (
-    *("draft_length", "draft_tree", "draft_window", "drafter_overrides", "estimates_folder"),
+    *("draft_length", "draft_tree", "draft_window", "drafter_overrides"),
     *("free_drafts", "objective", "require"),
 )
 """Our options in the speculative config, which are removed before vLLM reads it."""

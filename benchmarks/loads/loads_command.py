@@ -30,7 +30,7 @@ from vllm_dflash.tools.bench.bench_datasets import add_dataset
 from vllm_dflash.tools.cli import run_command
 from vllm_dflash.tools.progress import progress_on
 
-OF_CONTEXTS = {"concurrency": [1, 4], "native_schedule": "none"}
+OF_CONTEXTS = {"concurrency": [1, 4]}
 """Defaults of the arguments with these names."""
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 
@@ -71,7 +71,14 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="replace the drafter's weights with random ones, to measure what useless drafts cost",
     )
-    add_sides(parser)
+    add_sides(parser).add_argument(
+        "--native-schedule",
+        choices=("tuned", "none"),
+        default="none",
+        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size set"
+        " to the fastest K of --native-k (or 0) for each concurrency, found in a short trial"
+        " (default: none)",
+    )
     measurements = parser.add_argument_group("measurements")
     what = measurements.add_mutually_exclusive_group()
     what.add_argument(
@@ -90,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="instead of a load, measure only decoding after cached prompts of this many tokens"
         " (without numbers: 1024 2048 4096 8192 16384); raises --max-model-len, and the defaults"
-        " are --concurrency 1 4 and --native-schedule none",
+        " are --concurrency 1 4",
     )
     add_dataset(what, measurements)
     about = "for arrivals: rates, in percent of the most requests/s that plain decoding serves"

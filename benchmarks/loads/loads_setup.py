@@ -31,6 +31,19 @@ class LoadsSetup(BenchSetup):
     record_class, comparison_class = LoadsRecord, LoadsComparison
     workload: LoadsWorkload
 
+    @property
+    def more_engines(self) -> int:
+        """One for the tuned schedule, which starts later than the others."""
+        return int(self.parsed.native_schedule == "tuned")
+
+    def comparison(self) -> LoadsComparison:
+        """Build the comparison."""
+        made = super().comparison()
+        assert isinstance(made, LoadsComparison)
+        has_native = any(side.kind == "native" for side in made.record.sides)
+        made.tune_schedule = bool(self.more_engines) and has_native
+        return made
+
     def choose_workload(self) -> LoadsWorkload:
         """Make the workload."""
         parsed = self.parsed
@@ -56,6 +69,8 @@ class LoadsSetup(BenchSetup):
                 f" {', '.join(sorted(others))}."
             )
         super().check()
+        if parsed.native_schedule == "tuned" and parsed.dataset_name:
+            raise ValueError("--native-schedule tuned is for loads, not for sets of prompts.")
         if workload.where and current_platform.is_cuda():
             raise ValueError(
                 "--where does not work on a GPU, where calls return before their work is done: use"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm_dflash.seams import Seam, check_seams
+from vllm_dflash.compatibility import check_seams
+from vllm_dflash.seams import Seam
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
 KINDS = ("decoding", "decoding, drafts", "prompts", "prompts, drafts")

@@ -116,7 +116,7 @@ class ReferenceLayer(nn.Module):
 
     def __init__(self, spec: DrafterSpec, number: int, config: Qwen3Config) -> None:
         super().__init__()
-        self.rotary = rotary_of(spec, spec.rope_of(number))
+        self.rotary = rotary_of(spec, spec.rope_parameters)
         self.self_attn = ReferenceAttention(spec)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)

@@ -6,7 +6,6 @@ combinations. The name of a failing test says which of its settings are unusual.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,6 @@ from vllm.outputs import CompletionOutput
 from support.combined_settings import (
     COMBINATIONS,
     LONG,
-    REQUESTS,
     SHORT,
     described,
     engine_settings,
@@ -38,8 +36,6 @@ from support.mixed_requests import (
 )
 from support.trimming import trimming
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS
-from vllm_dflash.engine import estimates_file
-from vllm_dflash.planning.estimates import Estimates
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.slow]  # half a minute each
 ROUNDS = 1 if USES_V2 else 2
@@ -65,9 +61,8 @@ def plain() -> Callable[[str], Answers]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of drafters and estimates. Engines plan alike each time and write what they learn."""
+    """Folder of drafters. Engines plan alike each time."""
     fix_costs(monkeypatch)
-    monkeypatch.setattr(estimates_file, "LEAST_STEPS", 5)
     # On CPUs with AMX, the kernel that vLLM picks for quantised layers does not support float32.
     monkeypatch.setattr(scaled_mm, "check_cpu_sgl_kernel", lambda *_: False)
     return tmp_path
@@ -110,8 +105,6 @@ def test_every_two_settings(
                     check_metrics(one, answers.by_name[one.name], where)
         check_counters(llm, combination)
         check_order(llm)
-    if combination["estimates"] == "kept":
-        check_estimates(folder / "estimates", combination)
 
 
 class Expected(NamedTuple):
@@ -219,13 +212,3 @@ def check_order(llm: LLM) -> None:
     assert not scheduler_of(llm).requests
     pool = scheduler_of(llm).kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
-
-
-def check_estimates(folder: Path, combination: dict[str, str]) -> None:
-    """Check that the next engine can read what was learned."""
-    files = [*folder.iterdir()]
-    assert len(files) == (combination["draft_length"] == "adaptive")
-    for file in files:
-        written = json.loads(file.read_text())
-        width = written["key"]["options"]["draft_width"]
-        Estimates.from_dict(written["estimates"], width, REQUESTS)

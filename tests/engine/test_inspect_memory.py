@@ -8,24 +8,20 @@ from typing import Any
 import pytest
 from vllm import LLM
 
-from support.engines import DRAFTER, FIXED, TARGET, engine
+from support.engines import DRAFTER, FIXED, TARGET, engine, proposer_of
 from support.pairs import (
     dflash2_config,
-    drafter_config,
     lilicorr_config,
     make_pair,
-    save_drafter,
 )
 from support.quantised import quantise
-from support.targets import make_target
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
-from vllm_dflash.tools.inspect.inspection import CacheFacts, MemoryFacts
+from vllm_dflash.tools.inspect.inspection import MemoryFacts
 
-BUDGET = 1 << 30  # as conftest.py sets it
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}
-OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "block_size": 32}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 512}
 """The settings of `engine`."""
 
 
@@ -52,39 +48,23 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def memory_of(drafter: Path, target: Path, options: dict[str, Any] = OPTIONS) -> MemoryFacts:
-    found = inspect_pair(str(drafter), str(target), kv_cache_memory=BUDGET, **options)
+    found = inspect_pair(str(drafter), str(target), **options)
     assert found.exit_code == 0, found.to_dict()
     assert found.memory is not None
     return found.memory
-
-
-def cache_of(memory: MemoryFacts) -> CacheFacts:
-    assert memory.cache is not None
-    return memory.cache
 
 
 def drafting(drafter: Path, **settings: Any) -> Any:
     return engine(speculative_config={**FIXED, "model": str(drafter)}, **settings)
 
 
-def capacity(llm: LLM) -> tuple[int, int, float]:
-    """Return the blocks, tokens and concurrency of the engine's cache, as its log shows them."""
-    cache = llm.llm_engine.vllm_config.cache_config
-    assert cache.kv_cache_memory_bytes == BUDGET
-    return cache.num_gpu_blocks, cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency
-
-
-def bytes_per_block(cache: CacheFacts) -> int:
-    return cache.block_size * (cache.drafter_bytes_per_token + cache.target_bytes_per_token)
-
-
-def check_capacity(cache: CacheFacts, llm: LLM) -> None:
-    """Check that capacities are equal, not only within 2%: it is the same arithmetic."""
-    (budget,) = cache.budgets
-    blocks, tokens, concurrency = capacity(llm)
-    assert budget.num_bytes // bytes_per_block(cache) == blocks
-    assert budget.tokens == tokens
-    assert budget.max_concurrency == concurrency
+def check_cache(memory: MemoryFacts, llm: LLM) -> None:
+    """Check that this is what vLLM keeps for the drafter's layers."""
+    config = llm.llm_engine.vllm_config
+    attentions = proposer_of(llm).model.context.attentions
+    specs = [one.attn.get_kv_cache_spec(config) for one in attentions]
+    kept = [spec.page_size_bytes // spec.block_size for spec in specs]
+    assert memory.drafter_cache_per_token == sum(kept)
 
 
 def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
@@ -94,7 +74,7 @@ def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
 def test_the_demo_pair(loaded: dict[str, int]) -> None:
     memory = memory_of(DRAFTER, TARGET)
     with drafting(DRAFTER) as llm:
-        check_capacity(cache_of(memory), llm)
+        check_cache(memory, llm)
     check_weights(memory, loaded)
 
 
@@ -115,7 +95,7 @@ def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str,
     pair = make_pair(tmp_path, **changes)
     memory = memory_of(pair.drafter, pair.target)
     with drafting(pair.drafter, model=str(pair.target), skip_tokenizer_init=True) as llm:
-        check_capacity(cache_of(memory), llm)
+        check_cache(memory, llm)
     check_weights(memory, loaded)
 
 
@@ -126,47 +106,6 @@ def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> 
     options = {**OPTIONS, "dtype": "bfloat16"}
     memory = memory_of(tmp_path / "it", TARGET, options)
     with drafting(tmp_path / "it", dtype="bfloat16") as llm:
-        check_capacity(cache_of(memory), llm)
+        check_cache(memory, llm)
     # For layers that are merged here, vLLM keeps a single `weight_shape`, of 16 bytes.
     assert memory.drafter_weights == pytest.approx(sum(loaded.values()), rel=2e-4)
-
-
-def test_a_target_with_windows(tmp_path: Path) -> None:
-    """With a drafter, its sliding layers keep the whole context."""
-    make_target(tmp_path / "target", "gemma4")
-    save_drafter(tmp_path / "drafter", drafter_config(**MIXED))
-    cache = cache_of(memory_of(tmp_path / "drafter", tmp_path / "target"))
-    settings = {"model": str(tmp_path / "target"), "skip_tokenizer_init": True}
-    with drafting(tmp_path / "drafter", **settings) as llm:
-        check_capacity(cache, llm)
-    assert cache.sliding_target_layers == 2
-
-
-def test_the_longest_request_starts_an_engine_and_one_more_token_does_not(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path)
-    blocks = 7
-    options: dict[str, Any] = {"dtype": "float32", "block_size": 32}
-    cache = cache_of(memory_of(pair.drafter, pair.target, options))
-    found = inspect_pair(
-        str(pair.drafter),
-        str(pair.target),
-        kv_cache_memory=blocks * bytes_per_block(cache),
-        **options,
-    )
-    assert found.memory is not None
-    (budget,) = cache_of(found.memory).budgets
-    settings = {
-        "model": str(pair.target),
-        "skip_tokenizer_init": True,
-        "num_gpu_blocks_override": blocks,
-    }
-    with drafting(pair.drafter, max_model_len=budget.longest_request, **settings):
-        pass
-    with (
-        pytest.raises(ValueError, match="larger than the available KV cache"),
-        drafting(pair.drafter, max_model_len=budget.longest_request + 1, **settings),
-    ):
-        pass
-    (fault,) = found.faults
-    assert fault.kind == "memory"
-    assert f"pass --max-model-len {budget.longest_request} or less" in fault.message

@@ -34,11 +34,6 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
         (3, 96),
     ),
     "own-small-vocabulary": ({"own_vocabulary": True, "draft_vocab_size": 100}, {}, (1, 48)),
-    "own-head-searched-by-rank": (
-        {"own_vocabulary": True, "draft_vocab_size": 100},
-        {"draft_length": "fixed", "use_local_argmax_reduction": True},
-        (1, 48),
-    ),
     "dflash2": (dflash2_config(), {}, (1, 48)),
     "lilicorr": (lilicorr_config(), {}, (1, 48)),
     "lilicorr-whole": (lilicorr_config(intermediate_size=95), {}, (2, 95)),
@@ -82,8 +77,6 @@ def test_a_split_drafter_computes_the_reference(
     expected = torch.cat(logits)
     for told in ranks:
         assert (told["kv_heads"], told["mlp_rows"]) == SHAPES[name][2]
-        if "use_local_argmax_reduction" in SHAPES[name][1]:
-            assert told["logits"] is None
-        elif pair.spec.num_candidates is None:
+        if pair.spec.num_candidates is None:
             assert (told["logits"] - expected).abs().max() <= 1e-4 * expected.abs().max()
         assert told["drafts"] == drafts

@@ -48,8 +48,6 @@ SPECULATIVE: dict[str, dict[str, Changes]] = {
     },
     # Fewer nodes than the whole block has drafts, and more than one of 3.
     "draft_tree": {"off": NOTHING, "5 nodes": {"draft_tree": 5}},
-    "estimates": {"forgotten": NOTHING, "kept": NOTHING},  # the test knows where
-    "search": {"all logits": NOTHING, "by rank": {"use_local_argmax_reduction": True}},
 }
 """Settings of the speculative config."""
 OF_ENGINES: dict[str, dict[str, Changes]] = {
@@ -82,7 +80,6 @@ FEWER_ON_V2: dict[str, tuple[str, ...]] = {
     "weights": (),
     "policy": (),
     "logprobs_mode": (),
-    "search": (),
     "scheduler": (),
 }
 """In Triton's interpreter an engine takes ten times as long."""
@@ -100,7 +97,6 @@ def _settings() -> dict[str, tuple[str, ...]]:
 
 SETTINGS = _settings()
 EXCLUDED: dict[Pair, str] = {
-    pair(("draft_length", "adaptive"), ("search", "by rank")): "leaves no logits",
     pair(("drafter", "dflash2"), ("vocabulary", "reduced")): "so they must be equal",
     pair(("drafter", "lilicorr"), ("vocabulary", "reduced")): "so they must be equal",
 }
@@ -123,13 +119,11 @@ def described(combination: Mapping[str, str]) -> str:
 
 
 def speculative_config(combination: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Return the user's config, with its own drafter and estimates in a folder."""
+    """Return the user's config, with its own drafter in a folder."""
     config: dict[str, Any] = {**DFLASH, "model": str(make_drafter(folder / "drafter", combination))}
     for name, values in SPECULATIVE.items():
         if name in combination:
             config |= values[combination[name]]
-    if combination.get("estimates") == "kept":
-        config["estimates_folder"] = str(folder / "estimates")
     return config
 
 

@@ -65,7 +65,6 @@ QWEN_SPEC: Fields = {
     "value_scale": None,
     "logit_scale": 1.0,
     "is_neox_style": True,
-    "sliding_rope_parameters": None,
     "dflash2": None,
     "lilicorr": None,
     "quantization": None,

@@ -56,10 +56,6 @@ class Watched:
             drafter.host.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # different on every rank
             drafter.host.planner = dice if policy == "erratic" else FixedLength(max_draft)
-        drafter.block.searches_by_rank = policy == "fixed-by-rank"
-        vars(drafter.model).pop("compute_logits", None)
-        if drafter.block.searches_by_rank:
-            drafter.model.compute_logits = None  # whole rows are not needed
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):

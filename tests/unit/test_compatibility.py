@@ -18,7 +18,7 @@ from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER,
 from vllm_dflash.vllm_sources import MissingError, Sources
 
 INSTALLED = vllm.__version__
-ELSEWHERE = {seam.path: seam for seam in (*ENGINE, *V1_WORKER, *V2_WORKER, *LILICORR)}
+EVERYWHERE = {seam.path: seam for seam in (*FRONT_END, *ENGINE, *V1_WORKER, *V2_WORKER, *LILICORR)}
 OURS: dict[str, Any] = {"draft_length": "fixed", "free_drafts": "off"}
 
 
@@ -115,10 +115,10 @@ def test_a_worker_that_would_not_start_is_vllms_before_anything_does(
     assert len([line for line in lines if path in line and "stays out" in line]) == 1
 
 
-def test_each_seam_elsewhere_that_is_gone_or_takes_others_is_named(
+def test_each_seam_that_is_gone_or_takes_others_is_named(
     monkeypatch: pytest.MonkeyPatch, sources: Sources
 ) -> None:
-    assert compatibility.why_unfit(tuple(ELSEWHERE.values())) is None
+    assert compatibility.why_unfit(tuple(EVERYWHERE.values())) is None
     find, other = sources.find, ast.parse("def f(self, other): ...").body[0]
     broken = ""
 
@@ -130,27 +130,15 @@ def test_each_seam_elsewhere_that_is_gone_or_takes_others_is_named(
     def changed(asked: str) -> tuple[Path, ast.stmt]:
         return (Path(), other) if asked == broken else find(asked)
 
-    here = [path for path, seam in ELSEWHERE.items() if seam.is_in(INSTALLED)]
+    here = [path for path, seam in EVERYWHERE.items() if seam.is_in(INSTALLED)]
     for broken in here:
         monkeypatch.setattr(sources, "find", gone)
-        assert f"has no {broken}," in str(compatibility.why_unfit(tuple(ELSEWHERE.values())))
+        assert f"has no {broken}," in str(compatibility.why_unfit(tuple(EVERYWHERE.values())))
         monkeypatch.setattr(sources, "find", changed)
-        why = compatibility.why_unfit(tuple(ELSEWHERE.values()))
-        assert (why is None) == (ELSEWHERE[broken].parameters is None), broken
+        why = compatibility.why_unfit(tuple(EVERYWHERE.values()))
+        assert (why is None) == (EVERYWHERE[broken].parameters is None), broken
         assert why is None or f"{broken} takes (self other)" in why
     assert len(here) > 80
-
-
-@pytest.mark.parametrize("seam", FRONT_END, ids=lambda seam: seam.path)
-def test_each_seam_of_the_front_end_that_is_gone_is_named(
-    monkeypatch: pytest.MonkeyPatch, seam: Seam
-) -> None:
-    gone = Seam(seam.path + "_that_is_gone", seam.parameters)
-    monkeypatch.setattr(compatibility, "FRONT_END", (*FRONT_END, gone))
-    why = compatibility.why_unfit(())
-    assert why is not None
-    assert f"relies on {gone.path}" in why
-    assert "install a vllm-dflash for this vLLM" in why
 
 
 @pytest.mark.parametrize("version", [INSTALLED, "0.34.0"])

@@ -21,7 +21,6 @@ MOST_INDEX_BYTES = 64 << 20
 """Size limit of an index. The largest models' (200,000 tensors) take 25 MB; parsed, far more."""
 MOST_NAMED = 10
 """Maximum number of files that an error names."""
-OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pth")
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -78,11 +77,6 @@ class Headers:
     tensors: dict[str, Tensor]
 
     @property
-    def parameters(self) -> int:
-        """Number of elements in all tensors."""
-        return sum(tensor.count for tensor in self.tensors.values())
-
-    @property
     def num_bytes(self) -> int:
         """Size of all tensors in the files, in bytes."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
@@ -116,7 +110,11 @@ def read_folder(folder: Path) -> Headers:
 
     files = _indexed(folder) or sorted(folder.glob("*.safetensors"))
     if not files:
-        raise HeadersNotCheckedError(f"{str(folder)!r} holds no *.safetensors file")
+        raise HeadersNotCheckedError(
+            f"{str(folder)!r} holds no *.safetensors file. Download its weights into it; others,"
+            " such as *.bin, may contain code and are not read: convert them"
+            " (docs/checkpoints.md says how)"
+        )
     tensors: dict[str, Tensor] = {}
     for file in files:
         if not file.is_file():  # opening a pipe would block
@@ -133,19 +131,6 @@ def read_folder(folder: Path) -> Headers:
                 " download it again."
             ) from error
     return Headers(tuple(file.name for file in files), tensors)
-
-
-def missing_weights(folder: Path) -> str:
-    """What to do about a drafter's folder without weights, as a sentence; empty if it has some."""
-    if any(folder.glob("*.safetensors")) or (folder / INDEX).exists():
-        return ""
-    other = [file.name for kind in OTHER_WEIGHTS for file in sorted(folder.glob(kind))]
-    if other:
-        return (
-            f" {', '.join(map(repr, other))} may contain code, so it is not read: convert it to"
-            " model.safetensors (docs/checkpoints.md says how)."
-        )
-    return " Download its weights into it."
 
 
 def loading_pattern(model: str, index: bytes | None) -> str:

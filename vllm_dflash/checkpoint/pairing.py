@@ -158,10 +158,7 @@ def undivided(drafter: DrafterSpec, tp_size: int) -> list[str]:
 def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) -> int:
     """Ranks that the drafter's layers are split over: `tp_size`, or 1 if each rank has all of them.
 
-    Args:
-        drafter: the drafter to split.
-        tp_size: ranks of the target.
-        asked: `draft_tensor_parallel_size` of the speculative config.
+    `tp_size`: ranks of the target; `asked`: `draft_tensor_parallel_size` of the speculative config.
 
     Raises:
         DrafterError: `asked` is another number, or the drafter does not divide.

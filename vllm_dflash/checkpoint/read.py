@@ -28,7 +28,7 @@ from vllm_dflash.checkpoint.refusal import (
     shown,
     without_frame,
 )
-from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_ropes
+from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_rope
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
@@ -58,11 +58,8 @@ def read_drafter(
 ) -> DrafterSpec:
     """Read the spec of the drafter at `model`, a folder or a hub repository.
 
-    Args:
-        model: the folder, or the name of the repository.
-        revision: the repository's revision.
-        overrides: fields that replace those of `config.json`, named as in its own format or in
-            z-lab's; `dflash_config` is merged.
+    `overrides`: fields that replace those of `config.json`, named as in its own format or in
+    z-lab's; `dflash_config` is merged.
 
     Raises:
         DrafterError: the drafter is missing, not a DFlash checkpoint or not supported, or an
@@ -170,7 +167,7 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside)
-    rope, sliding_rope, base_is_assumed = read_ropes(config, fields)
+    rope, base_is_assumed = read_rope(config, fields)
     dflash2, lilicorr = None, None
     if ARCHITECTURE_LILICORR in architectures:
         lilicorr = _read_lilicorr(inside, fields)
@@ -182,7 +179,6 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
         model=model,
         dialect=dialect,
         rope_parameters=rope,
-        sliding_rope_parameters=sliding_rope,
         base_is_assumed=base_is_assumed,
         dflash2=dflash2,
         lilicorr=lilicorr,

@@ -51,19 +51,18 @@ class Rope(BaseModel):
         return self
 
 
-def read_ropes(
-    config: dict[str, Any], layers: ZlabConfig
-) -> tuple[dict[str, Any], dict[str, Any] | None, bool]:
+def read_rope(config: dict[str, Any], layers: ZlabConfig) -> tuple[dict[str, Any], bool]:
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
 
+    transformers 5 may have an entry for each type of layer. All layers of a drafter are rotated
+    alike, so those of its types must be equal.
+
     Returns:
-        The settings of all layers and None; or, if sliding layers are rotated differently from
-        full ones (transformers 5 has an entry for each type), the full layers' settings and the
-        sliding ones'. Third, whether the base of the first was assumed because none is stated.
+        The settings, and whether their base was assumed because none is stated.
 
     Raises:
-        ValueError: an unknown type, a missing or impossible number, or no entry for a layer type
-            that the drafter has. The message has no full stop.
+        ValueError: an unknown type, a missing or impossible number, or other rotations for other
+            layers. The message has no full stop.
     """
     source = next((k for k in ("rope_parameters", "rope_scaling") if config.get(k)), "rope_theta")
     written = config.get(source) if source != "rope_theta" else {}
@@ -76,27 +75,18 @@ def read_ropes(
     }
     # If there are entries by layer type, other keys beside them are ignored, as in vLLM.
     entries = {name: value for name, value in written.items() if isinstance(value, dict)}
-    if not entries:
-        written = at_top | written
-        return _read(written, source, layers), None, "rope_theta" not in written
-    kinds = [SLIDING if slides else FULL for slides in layers.slides]
-    for kind in sorted(set(kinds)):
-        if kind not in entries:
+    if entries:
+        used = [entries.get(SLIDING if slides else FULL) for slides in layers.slides]
+        written = used[0] or {}
+        if not all(used) or any(other != written for other in used):
             raise ValueError(
-                f"{source} differs by layer type ({', '.join(entries)}), and has no entry for"
-                f" {kind}, the type of {kinds.count(kind)} of {len(kinds)} layers"
-                f" (config.json says {shown(written.get(kind))}). If the drafter was trained"
-                f' with one rotation for all layers, write it as "{source}" in'
-                ' "drafter_overrides" of the speculative config, without layer types'
+                f"{source} differs by layer type ({', '.join(entries)}), and drafters whose layers"
+                " are rotated differently are not supported. Write the rotation that this one was"
+                f' trained with as "{source}" in "drafter_overrides" of the speculative config,'
+                " without layer types"
             )
-    read = {
-        kind: _read(at_top | entries[kind], f"{source}.{kind}", layers)
-        for kind in sorted(set(kinds))
-    }
-    first = FULL if FULL in read else SLIDING
-    is_assumed = "rope_theta" not in at_top | entries[first]
-    sliding = read[SLIDING] if len(read) > 1 and read[FULL] != read[SLIDING] else None
-    return read[first], sliding, is_assumed
+    written = at_top | written
+    return _read(written, source, layers), "rope_theta" not in written
 
 
 def _read(written: Mapping[str, Any], source: str, layers: ZlabConfig) -> dict[str, Any]:

@@ -142,8 +142,6 @@ class DrafterSpec(DrafterShape):
     """Format of the config, for messages."""
     rope_parameters: dict[str, Any]
     """RoPE in transformers 5's format: `rope_type`, `rope_theta` and the type's own fields."""
-    sliding_rope_parameters: dict[str, Any] | None = None
-    """RoPE of the layers with a window, if it differs from the full layers'."""
     base_is_assumed: bool = False
     """Whether the config does not state `rope_theta`."""
     windows: tuple[int | None, ...]
@@ -193,14 +191,7 @@ class DrafterSpec(DrafterShape):
     def positions_go_on(self) -> bool:
         """Whether positions beyond `max_position_embeddings` only need longer rotary tables, so
         that longer requests can be drafted; True for the same types as in vLLM 0.33."""
-        ropes = self.rope_parameters, self.sliding_rope_parameters or self.rope_parameters
-        return all(rope["rope_type"] in ("default", "linear", "llama3") for rope in ropes)
-
-    def rope_of(self, number: int) -> dict[str, Any]:
-        """Rotary settings of layer `number`."""
-        if self.sliding_rope_parameters is None or self.windows[number] is None:
-            return self.rope_parameters
-        return self.sliding_rope_parameters
+        return self.rope_parameters["rope_type"] in ("default", "linear", "llama3")
 
     def window_of(self, number: int) -> int | None:
         """Tokens that layer `number` attends to, the query's own included; None: all."""

@@ -122,10 +122,7 @@ def ask_nodes(
 def describe_faults(nodes: Sequence[Node], own: Mapping[str, str], extra: str) -> str | None:
     """Return a message with each node's fault and the command that fixes it; None if all are fine.
 
-    Args:
-        nodes: the nodes' answers.
-        own: what is installed for the engine's own process.
-        extra: the extra of our package that installs this platform's vLLM.
+    `own`: what is installed for the engine's process; `extra`: of our package, for this platform.
     """
     lines = []
     for node in nodes:

@@ -21,9 +21,7 @@ def cpus_per_worker(free: Sequence[float], workers: int) -> int:
 
     All workers get the same number, since a tensor-parallel step is as slow as its slowest worker.
 
-    Args:
-        free: CPUs per node.
-        workers: workers to place; several share a node if that gives each of them more CPUs.
+    `free`: CPUs per node. Workers share a node if that gives each of them more CPUs.
     """
     shares = {int(cpus // count) for cpus in free for count in range(1, workers + 1)} - {0}
     fitting = (n for n in shares if sum(int(cpus // n) for cpus in free) >= workers)

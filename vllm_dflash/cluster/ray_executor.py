@@ -27,7 +27,8 @@ except ImportError as error:
 from vllm_dflash.cluster.nodes import check_nodes
 from vllm_dflash.cluster.placement import Place, placed_bundles, reserve_cpus
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave, nap_while_waiting
-from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR, check_seams, check_vllm
+from vllm_dflash.compatibility import check_seams
+from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -87,7 +88,7 @@ class CPURayExecutor(RayExecutorV2):
                 " VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group that has only"
                 " the bundles it should use."
             )
-        check_vllm(RAY_CPU)  # here, because engines without DFlash may use this executor, too
+        check_seams(RAY_CPU)  # here, because engines without DFlash may use this executor, too
         try:
             places = self._place()
             bundles = self.parallel_config.placement_group.bundle_specs

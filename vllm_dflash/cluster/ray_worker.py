@@ -39,12 +39,7 @@ class CPURayWorkerProc(RayWorkerProc):
     ) -> None:
         """Load the model, using this worker's share of the node's cores.
 
-        Args:
-            local_rank: this worker's rank among the workers of its node.
-            env_vars: environment variables to set.
-            distributed_init_method: address at which all workers meet.
-            driver_env_vars: variables of the engine's process, used if the node has not set them.
-            assigned_physical_gpu_ids: ranks of all workers of this node.
+        `local_rank`: among the node's workers, whose ranks are `assigned_physical_gpu_ids`.
         """
         driver = dict(driver_env_vars or {})
         driver.pop("LD_PRELOAD", None)  # too late to load it, but vLLM would think it is loaded

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, Mode, tree_sizes
+from vllm_dflash.config.mode import (
+    ADDITIONAL_CONFIG_KEY,
+    CPU_RAY_EXECUTOR,
+    SCHEDULER,
+    Mode,
+    tree_sizes,
+)
 from vllm_dflash.config.speculative_settings import IGNORED, written_settings
-from vllm_dflash.config.thread_binding import check_thread_binding
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -19,38 +21,15 @@ if TYPE_CHECKING:
 MANY_REQUESTS = 1 << 16
 
 
-CHANGED = (
-    *("speculative_config", "spec_tokens", "scheduler_cls", "additional_config"),
-    "disable_hybrid_kv_cache_manager",
-)
-"""Fields of vLLM's arguments that we change."""
-_kept: dict[int, dict[str, tuple[Any, Any]]] = {}
-"""Values of ours and of the user's, by field, for each of vLLM's arguments that we have changed."""
-
-
-@contextmanager
-def users_kept(engine_args: EngineArgs, users: Mapping[str, Any]) -> Iterator[None]:
-    """Keep what the user wrote, by `CHANGED` name, once vLLM has read arguments that we changed."""
-    try:
-        yield
-    finally:
-        # Not in an attribute: `LLM.from_engine_args` passes all of these on.
-        if id(engine_args) not in _kept:
-            weakref.finalize(engine_args, _kept.pop, id(engine_args), None)
-        _kept[id(engine_args)] = {
-            name: (getattr(engine_args, name), value) for name, value in users.items()
-        }
-
-
-def start_from_users(engine_args: EngineArgs) -> dict[str, Any]:
-    """Put back what the user wrote, if another config was made from these arguments before.
-
-    Returns the user's values of the fields that we change.
-    """
-    for name, (ours, users) in _kept.get(id(engine_args), {}).items():
-        if getattr(engine_args, name, None) is ours:  # else the user has changed it since
-            setattr(engine_args, name, users)
-    return {name: getattr(engine_args, name) for name in CHANGED if hasattr(engine_args, name)}
+def forget_ours(engine_args: EngineArgs) -> None:
+    """Remove what we wrote into these arguments, if another config was made from them before."""
+    others = dict(engine_args.additional_config or {})
+    if others.pop(ADDITIONAL_CONFIG_KEY, None) is None:
+        return
+    engine_args.additional_config = others
+    engine_args.disable_hybrid_kv_cache_manager = None
+    if engine_args.scheduler_cls == SCHEDULER:
+        engine_args.scheduler_cls = None
 
 
 def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
@@ -76,10 +55,6 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
         )
     if faults:
         raise ValueError(" ".join(faults))
-    if parallel.distributed_executor_backend == "mp":
-        here = parallel.data_parallel_rank_local or 0
-        engines = max(parallel.data_parallel_size_local, 1 + here)
-        check_thread_binding(parallel.local_world_size, engines)
 
 
 def refused_by_default(target: ModelConfig) -> str | None:
@@ -130,12 +105,7 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     from vllm.logger import init_logger
 
     config = written_settings(engine_args)
-    ignored = dict(IGNORED)
-    if mode.drafter.num_candidates is not None:
-        ignored["use_local_argmax_reduction"] = (
-            "this drafter weighs several candidates for each token"
-        )
-    for key, why in ignored.items():
+    for key, why in IGNORED.items():
         if config.pop(key, None):
             init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
     if mode.captures_lengths:

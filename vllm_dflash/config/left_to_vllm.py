@@ -21,7 +21,7 @@ from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
 from vllm_dflash.compatibility import why_unfit
 from vllm_dflash.config.mode import runner_here, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
-from vllm_dflash.seams import ENGINE, LILICORR, V1_WORKER, V2_WORKER
+from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def why_unfit_here() -> str | None:
     files = (file for room in rooms for file in room.rglob("*.py"))
     other = root / "engine" / ("v2" if is_v1 else "v1")
     return why_unfit(
-        ENGINE + (V1_WORKER if is_v1 else V2_WORKER),
+        FRONT_END + ENGINE + (V1_WORKER if is_v1 else V2_WORKER),
         (file for file in files if not file.is_relative_to(other)),
     )
 
@@ -112,12 +112,7 @@ def why_left(
     """Every reason why vLLM's own DFlash runs this engine, with what would change it; empty if our
     code runs it.
 
-    Args:
-        requested: the user's speculative config.
-        config: the drafter's `config.json`.
-        target: vLLM's config of the target.
-        target_parallel_config: vLLM's parallel config of the target.
-        has_watermark: whether output is watermarked.
+    `requested`: the user's speculative config; `config`: the drafter's `config.json`.
     """
     if not config:  # `SpeculativeSettings` refuses a missing drafter
         return []

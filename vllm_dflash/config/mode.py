@@ -70,8 +70,6 @@ class Mode:
     """Whether vLLM's adaptive verification may be turned on; False if the user turned it off."""
     captures_lengths: bool = False
     """Whether vLLM gets a table of draft lengths to capture graphs for."""
-    estimates_folder: str | None = None
-    """Folder that keeps estimates between starts; None: they are not kept."""
     runner: Runner = "v1"
     tree_nodes: int = 0
     """Maximum number of nodes in a draft tree; 0: all drafts are chains."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.headers import HeadersError, missing_weights, read_folder
+from vllm_dflash.checkpoint.headers import HeadersError, read_folder
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     beside_target,
@@ -39,12 +38,7 @@ def resolve(
 ) -> Mode:
     """Check the drafter and the pair, and decide how they run.
 
-    Args:
-        settings: the user's speculative config.
-        config: the drafter's `config.json`.
-        target: vLLM's config of the target.
-        engine_args: the engine's other settings.
-        parallel: vLLM's parallel config of the target.
+    `config`: the drafter's `config.json`.
 
     Raises:
         ValueError: (`DrafterError` included) the message says what to change.
@@ -74,7 +68,7 @@ def resolve(
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)
-    folder, ranks = settings.estimates_folder, settings.draft_tensor_parallel_size
+    ranks = settings.draft_tensor_parallel_size
     return Mode(
         num_speculative_tokens=max(width, most_free, nodes),
         draft_width=width,
@@ -91,7 +85,6 @@ def resolve(
         and is_our_scheduler
         and parallel.data_parallel_size == 1
         and not is_other_hybrid(target),
-        estimates_folder=None if folder is None else usable_folder(folder),
         runner=runner,
         tree_nodes=nodes,
         most_active=engine_args.max_num_active_seqs,
@@ -116,7 +109,6 @@ def tree_nodes(
     for obstacle, is_so in (
         ("Model Runner V1, which CPUs use, supports only chains", runner == "v1"),
         ("this drafter's candidates depend on each other", drafter.num_candidates is not None),
-        ("use_local_argmax_reduction leaves no logits", settings.use_local_argmax_reduction),
         ("scheduler_cls is set", engine_args.scheduler_cls is not None),
         ("the target is a hybrid, whose states cannot branch", target.is_hybrid),
         ("LoRA is on", engine_args.enable_lora),
@@ -161,33 +153,13 @@ def checked_drafter(
     return drafter.model_copy(update={"draft_window": settings.draft_window})
 
 
-def usable_folder(written: str) -> str:
-    """Absolute path of the folder for estimates, which is created if it does not exist.
-
-    Raises:
-        ValueError: nothing can be written there.
-    """
-    try:
-        folder = Path(written).expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):  # permissions alone do not show whether writing works
-            pass
-    except (OSError, ValueError, RuntimeError) as error:  # the last: no home for ~user
-        raise ValueError(
-            f"estimates_folder is {written!r}, but nothing can be written there ({error}). Name a"
-            " folder that the server's user may write to, or leave estimates_folder out: then"
-            " every start measures again."
-        ) from None
-    return str(folder)
-
-
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:
     """Refuse a folder whose files do not fit this drafter. Raises `DrafterError`."""
     try:
         headers = read_folder(folder)
     except HeadersError as error:
         why = str(error).removesuffix(".")
-        raise DrafterError(f"drafter {drafter.model!r}: {why}.{missing_weights(folder)}") from None
+        raise DrafterError(f"drafter {drafter.model!r}: {why}.") from None
     check_tensors(drafter, headers.tensors)
     if (file := folder / MASK_EMBEDDING_FILE).is_file():
         parse_mask_embedding(drafter, file.read_bytes())

@@ -23,6 +23,7 @@ IGNORED = {
     "disable_padded_drafter_batch": "rejected rows never reach the drafter anyway",
     "num_speculative_tokens_per_batch_size": "'draft_length' sets how long drafts are; 'adaptive'"
     " plans it in every step",
+    "use_local_argmax_reduction": "drafts are chosen by their probability, which needs all logits",
 }
 """vLLM options that have no effect here, and why: if set, they are removed with a warning."""
 
@@ -69,11 +70,6 @@ class SpeculativeSettings(BaseModel):
         f" to {AUTO_NODES} tokens or chains, whichever is fastest in each step) or another limit"
         f" for trees, up to {MOST_NODES}",
     )
-    estimates_folder: str | None = described(
-        None,
-        "a folder that keeps estimates of costs and acceptance for the next start",
-        min_length=1,
-    )
     require: bool = described(
         False,
         "true (stop where this package cannot run the engine) or false (then vLLM's own DFlash"
@@ -81,7 +77,6 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
     enable_adaptive_verification: bool | None = _of_vllm("true or false")
-    use_local_argmax_reduction: bool | None = _of_vllm("true or false")
     draft_load_config: Any = None
     """vLLM's settings for loading the drafter, as it checks them itself."""
 
@@ -93,7 +88,6 @@ class SpeculativeSettings(BaseModel):
             ValueError: (`DrafterError` included) the message says what to write instead.
         """
         from vllm.config import SpeculativeConfig
-        from vllm.logger import init_logger
 
         known = {*OWN_KEYS} | {field.name for field in dataclasses.fields(SpeculativeConfig)}
         for key in written:
@@ -111,25 +105,12 @@ class SpeculativeSettings(BaseModel):
                 "method 'dflash' needs a drafter: add 'model' to the speculative config, for"
                 ' example {"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}.'
             )
-        if written.get("use_local_argmax_reduction") and "draft_length" not in written:
-            init_logger("vllm.dflash").warning_once(
-                "draft_length is 'fixed', because use_local_argmax_reduction leaves no logits to"
-                " plan lengths from. To plan them, remove it from the speculative config."
-            )
-            written = {**written, "draft_length": "fixed"}
         undrafted = " To serve without drafts, leave the whole speculative config out."
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
         try:
-            settings = checked(cls, written, said="not {}")
+            return checked(cls, written, said="not {}")
         except ValueError as why:
             raise ValueError(f"{why}.{remedy}") from None
-        if settings.use_local_argmax_reduction and settings.draft_length != "fixed":
-            raise ValueError(
-                "use_local_argmax_reduction leaves no logits to plan draft lengths from: add"
-                ' "draft_length": "fixed" to the speculative config, or remove'
-                " 'use_local_argmax_reduction' from it."
-            )
-        return settings
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
         """K: the number that the user asks for, at most what the drafter was trained for."""

@@ -9,22 +9,17 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.scheduler_output import few_rows
 from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
-from vllm_dflash.seams import ENGINE, check_seams
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
     """Build an engine's scheduler; called by vLLM in place of a scheduler class."""
-    check_seams(ENGINE)
     logger().info(
         "vLLM's warning of a custom scheduler class is expected: it is vLLM's own scheduler with"
         " vllm-dflash's draft lengths, and vllm-dflash %s has checked that it fits this vLLM.",
         __version__,
     )
     config = arguments["vllm_config"]
-    if remark := few_rows(config):
-        logger().log(*remark)
     if Mode.of(config).runner == "v1":
         from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from vllm.config import set_current_vllm_config
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -21,14 +21,12 @@ from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.compile_aside import CompileAside
-from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.plugin import register_draft_model
-from vllm_dflash.seams import Seams, check_vllm
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
 """Output of a step: on V1 with its tokens, on V2 possibly before they have been computed."""
@@ -50,12 +48,9 @@ class Drafter(Protocol):
 class DraftingWorker(Worker):
     """Base of all our workers: what they add to vLLM's, from start-up to shutdown."""
 
-    seams: ClassVar[Seams]
-    """Parts of vLLM that the worker relies on; checked at start-up."""
     drafter: Drafter
     _ticking: tuple[Callable[[], object], ...] = ()
     """Functions to call after each step."""
-    _keeper: EstimatesKeeper | None = None
     _compiling: CompileAside | None = None
     _monitor_jit: Callable[[], None] = staticmethod(lambda: None)
     """Starts vLLM's JIT monitor after warm-up; does nothing on CPUs."""
@@ -68,8 +63,8 @@ class DraftingWorker(Worker):
         """Measure what steps cost, with dummy batches. Every rank makes the same calls."""
         raise NotImplementedError
 
-    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """Start planning from these costs, and from an earlier engine's estimates in `file`."""
+    def start_planning(self, costs: StepCosts) -> None:
+        """Start planning from these costs."""
         raise NotImplementedError
 
     def end_step(self, output: Output) -> Output:
@@ -80,7 +75,6 @@ class DraftingWorker(Worker):
 
     def init_device(self) -> None:
         """Build the model runner, and replace vLLM's drafting code with ours."""
-        check_vllm(self.seams)
         register_draft_model()  # hook 6
         mode = Mode.of(self.vllm_config)
         if mode.is_planned:
@@ -114,16 +108,11 @@ class DraftingWorker(Worker):
         mode = Mode.of(self.vllm_config)
         assert self._compiling is not None
         self._compiling.finish(mode.draft_width, mode.most_free)
-        file = EstimatesFile.of(self.vllm_config)
-        if file is not None and file.recalled is not None:
-            costs, origin = file.recalled.costs, f"learned before, from {file.path}"
-        else:
-            with set_current_vllm_config(self.vllm_config):
-                costs = self.measure()
-            origin = f"measured in {time.perf_counter() - started:.1f} s"
+        with set_current_vllm_config(self.vllm_config):
+            costs = self.measure()
         if self.rank == 0:
-            log_costs(costs, origin)
-        self.start_planning(costs, file)
+            log_costs(costs, time.perf_counter() - started)
+        self.start_planning(costs)
 
     def start_counting(self) -> None:
         """Reset the counters: vLLM's warm-up has run steps in this worker that serve no user."""
@@ -133,8 +122,6 @@ class DraftingWorker(Worker):
         drafter = Mode.of(self.vllm_config).drafter.model
         statistics, target = self.drafter.statistics, self.model_config.model
         self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
-        if self._keeper is not None:
-            self._ticking += (self._keeper.tick,)
 
     # --- every step -------------------------------------------------------------------------
 
@@ -178,11 +165,9 @@ class DraftingWorker(Worker):
     # --- the end ----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Stop the compiler, and save the estimates."""
+        """Stop the compiler."""
         if self._compiling is not None:
             self._compiling.stop()
-        if self._keeper is not None:
-            self._keeper.close()
         super().shutdown()
 
     def dflash_stats(self) -> dict[str, Any]:

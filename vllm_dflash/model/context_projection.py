@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -57,11 +56,6 @@ class ContextProjection(nn.Module):
             if attentions[0].qkv_proj.bias is not None:
                 self.kv_bias = self._stack([a.qkv_proj.bias for a in attentions])
         self.k_norm_weight = torch.stack([a.k_norm.weight.data for a in attentions])  # [L, D]
-        # Start and end of each run of layers that share a rotation: one run, and one operation,
-        # unless the checkpoint rotates sliding layers differently from full ones.
-        runs = groupby(range(len(attentions)), key=lambda number: id(attentions[number].rotary_emb))
-        layers = [list(run) for _, run in runs]
-        self.rotated_together = [(run[0], run[-1] + 1) for run in layers]
 
     def _stack(self, projections: list[torch.Tensor]) -> torch.Tensor:
         """K of all layers, then V of all; each layer's projection holds q, k and v, in order."""
@@ -95,16 +89,13 @@ class ContextProjection(nn.Module):
             k = k.transpose(0, 1)  # the norm's groups are its outermost entries
             normed = k.new_empty(k.shape)
             ops.rms_norm(normed, k, self.k_norm_weight, self.eps)
-            for first, behind in self.rotated_together:
-                keys = normed[first:behind].flatten(0, 1)
-                self._rotate(first, positions.repeat(behind - first), keys)
+            self._rotate(positions.repeat(len(normed)), normed.flatten(0, 1))
             return normed.transpose(0, 1), v
         normed = torch.empty_like(k)
         ops.rms_norm(normed, k, None, self.eps)
         normed.mul_(self.k_norm_weight[:, None])
         # The rotation treats L layers of kv_heads as L * kv_heads heads of one token.
-        for first, behind in self.rotated_together:
-            self._rotate(first, positions, normed[:, first:behind].flatten(1, 2))
+        self._rotate(positions, normed.flatten(1, 2))
         return normed, v
 
     def _keys_and_values(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,9 +118,9 @@ class ContextProjection(nn.Module):
         shape = (len(self.attentions), -1, self.head_dim)
         return k.unflatten(-1, shape), v.unflatten(-1, shape)
 
-    def _rotate(self, number: int, positions: torch.Tensor, keys: torch.Tensor) -> None:
-        """Rotate keys [N, heads, D] in place with this layer's rotation; positions are [N]."""
-        rotary = self.attentions[number].rotary_emb
+    def _rotate(self, positions: torch.Tensor, keys: torch.Tensor) -> None:
+        """Rotate keys [N, heads, D] in place; positions are [N]. All layers are rotated alike."""
+        rotary = self.attentions[0].rotary_emb
         ops.rotary_embedding(
             positions,
             keys.view(len(keys), keys.shape[1] * self.head_dim),  # a copy would lose the result

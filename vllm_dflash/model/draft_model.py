@@ -95,7 +95,6 @@ class DFlashDraftModel(nn.Module):
         self.uniform_width = 1 + mode.draft_width
         """Rows of each block if `forward` gets no offsets."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
-        self._searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
         draft = vllm_config.speculative_config.draft_model_config
         self._files = draft.model, draft.revision
         """Where the files are, except weights; for object storage, the folder that vLLM keeps."""
@@ -119,15 +118,9 @@ class DFlashDraftModel(nn.Module):
         """Use the target's embedding and head if the checkpoint has none of its own.
 
         Raises:
-            ValueError: they cannot be shared, or `use_local_argmax_reduction` is set and ranks
-                cannot search that head part by part.
+            ValueError: they cannot be shared.
         """
         self.vocabulary.share(target)
-        if self._searches_by_rank and self.vocabulary.head_parts is None:
-            raise ValueError(
-                f"vLLM cannot search the head of {type(target).__name__} rank by rank: remove"
-                " 'use_local_argmax_reduction' from the speculative config."
-            )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings [Q, H] of token ids [Q]."""
@@ -190,10 +183,6 @@ class DFlashDraftModel(nn.Module):
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Token ids of the target for columns of logits."""
         return self.vocabulary.target_ids(draft_ids)
-
-    def get_top_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Likeliest token of each row [Q, H], as target ids [Q]; each rank searches its part."""
-        return self.target_ids(self.vocabulary.best_ids(hidden_states))
 
     # --- called by Model Runner V2 ------------------------------------------------------------
 

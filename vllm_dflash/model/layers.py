@@ -92,7 +92,7 @@ class BlockAttention(nn.Module):
             spec.head_dim,
             max_position=max_position,
             is_neox_style=spec.is_neox_style,
-            rope_parameters=dict(spec.rope_of(number)),
+            rope_parameters=dict(spec.rope_parameters),
         )
         self.value_scale = spec.value_scale
         self.attention_sink_bias: nn.Parameter | None = None

@@ -12,7 +12,6 @@ from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import LATTICE
-from vllm_dflash.seams import LILICORR, check_vllm
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.lilicorr import LiLiCorrHead
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 def make_head(spec: DrafterSpec, quantisation: QuantizationConfig | None) -> LiLiCorrHead:
     """A LiLiCorr drafter's head, without its weights."""
-    check_vllm(LILICORR)
     # Imported here because the front end imports this module: vLLM's compilation backends import
     # FlashInfer, which would initialise CUDA there, and vLLM could then not fork its engine.
     from vllm.compilation.backends import set_model_tag

@@ -37,8 +37,7 @@ class DraftVocabulary(nn.Module):
         self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._embed_candidates: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._head: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self.head_parts: tuple[LogitsProcessor, VocabParallelEmbedding] | None = None
-        """Logits processor and weights of the head, if the head is a vLLM layer."""
+        self._head_of_candidates: VocabParallelEmbedding | None = None
         if "embed_tokens.weight" in found:
             self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size)
             self._embed = lambda token_ids: self.embed_tokens(token_ids)
@@ -49,7 +48,6 @@ class DraftVocabulary(nn.Module):
         if "lm_head.weight" in found:
             self.lm_head = ParallelLMHead(spec.draft_vocab_size, spec.hidden_size)
             self._head = lambda hidden: self.logits_processor(self.lm_head, hidden)
-            self.head_parts = self.logits_processor, self.lm_head
         self.d2t: nn.Parameter | None = None
         if "d2t" in found:
             offsets = torch.zeros(spec.draft_vocab_size, dtype=torch.int64)
@@ -71,16 +69,10 @@ class DraftVocabulary(nn.Module):
         if self._embed is None:
             self._embed = self._embed_candidates
         if self.gives_log_probs:
-            self.head_parts = self.logits_processor, self._head_tensors(target, "LiLiCorr")
+            self._head_of_candidates = self._head_tensors(target, "LiLiCorr")
             return
         if self._head is None:
             self._head = unadapted(lambda hidden: target.compute_logits(hidden))
-            with unadapted:
-                processor = getattr(target, "logits_processor", None)
-            head = getattr(target, "lm_head", None)
-            # A scale or a softcap that some targets apply after it keeps the order of the logits.
-            if isinstance(processor, LogitsProcessor) and isinstance(head, VocabParallelEmbedding):
-                self.head_parts = processor, head
 
     def _share_tensors(self, target: Any) -> None:
         """Share the target's tensors: DFlash 2 scales embeddings and logits by its own config."""
@@ -92,7 +84,7 @@ class DraftVocabulary(nn.Module):
                 table = getattr(inner, "embed_tokens", None) or getattr(inner, "embedding", None)
         table = _shared(getattr(self, "embed_tokens", table), "embedding", target, "DFlash 2")
         self._embed = lambda token_ids: table(token_ids)
-        self.head_parts = self.logits_processor, self._head_tensors(target, "DFlash 2")
+        self._head_of_candidates = self._head_tensors(target, "DFlash 2")
 
     def _head_tensors(self, target: Any, kind: str) -> VocabParallelEmbedding:
         """Head of the drafter, or else of its target; `kind` names the drafter in messages."""
@@ -124,20 +116,12 @@ class DraftVocabulary(nn.Module):
         For LiLiCorr, log-probabilities over the whole vocabulary instead of logits.
         """
         assert self.num_candidates is not None
-        assert self.head_parts is not None
-        processor, head = self.head_parts
-        return processor.get_top_k_tokens(
-            head, hidden_states, self.num_candidates, return_log_probs=self.gives_log_probs
+        return self.logits_processor.get_top_k_tokens(
+            self._head_of_candidates,
+            hidden_states,
+            self.num_candidates,
+            return_log_probs=self.gives_log_probs,
         )
-
-    def best_ids(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Columns [Q] of the largest logits of [Q, H]; each rank searches its part of the head.
-
-        They lie within the vocabulary even if logits are NaN.
-        """
-        assert self.head_parts is not None
-        processor, head = self.head_parts
-        return processor.get_top_tokens(head, hidden_states)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """The target's ids of ids in the drafter's vocabulary; `d2t` holds the difference."""

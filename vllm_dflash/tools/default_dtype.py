@@ -38,11 +38,7 @@ def choose_dtype(
 ) -> dict[str, str]:
     """Return the engine argument `dtype`; empty to leave the choice to vLLM.
 
-    Args:
-        given: the command's `--dtype`, if any.
-        progress: told if float32 is chosen, and why.
-        target: folder or repository.
-        flags: flags of `vllm serve`, which may include `--dtype`.
+    `given`: the command's `--dtype`; `flags`: those of `vllm serve`, which may include `--dtype`.
     """
     if given is not None:
         return {"dtype": given}

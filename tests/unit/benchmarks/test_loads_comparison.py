@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
-from loads.comparison import LoadsComparison
+from loads.comparison import LoadsComparison, tuned_schedule
 from loads.report import LoadsRecord
 from loads.step_times import KINDS, OF_A_KIND
 from loads.workload import ARRIVALS, SHORT, SWING, LoadsWorkload
@@ -80,3 +78,45 @@ def test_contexts_are_measured_where_there_is_room(tmp_path: Path, asked: list[Q
     assert len(of(asked, "encode")) == 1
     with pytest.raises(ValueError, match=r"no room for any .* VLLM_CPU_KVCACHE_SPACE"):
         comparison(tmp_path, contexts=(2000,)).run()
+
+
+def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
+    tmp_path: Path, asked: list[Question]
+) -> None:
+    one = comparison(tmp_path, "closed")
+    one.tune_schedule = True
+    assert "native schedule" in one.announcement()
+    one.run()
+    sides = {side.name: side for side in one.record.sides}
+    assert list(sides) == ["plain", "native K=3", "native schedule", "ours"]
+    assert sides["native schedule"].speculative_config == {
+        "method": "dflash",
+        "model": "drafter",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 3, 3], [4, 4, 0]],
+    }
+    measured = [m["side"] for m in one.record.measurements]
+    assert measured.count("native schedule") == measured.count("plain") == 2 * 2
+    assert len(of(asked, "leave")) == 4
+
+
+@pytest.mark.parametrize(
+    ("rates", "ranges"),
+    [
+        ({1: {0: 5.0, 3: 9.0, 7: 8.0}}, [[1, 1, 3]]),
+        ({2: {0: 5.0, 3: 9.0}, 8: {0: 9.0, 3: 5.0}}, [[1, 7, 3], [8, 8, 0]]),
+        (
+            {4: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 7: 2.0}, 2: {0: 1.0, 3: 2.0}},
+            [[1, 1, 7], [2, 3, 3], [4, 4, 1]],
+        ),
+    ],
+)
+def test_a_schedule_holds_the_fastest_k_from_each_concurrency_on(
+    rates: dict[int, dict[int, float]], ranges: list[list[int]]
+) -> None:
+    from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
+
+    config = tuned_schedule("drafter", rates).speculative_config or {}
+    assert config["num_speculative_tokens_per_batch_size"] == ranges
+    assert config["num_speculative_tokens"] == max(max(of_count) for of_count in rates.values())
+    assert validate_and_normalize_dynamic_sd_schedule(ranges) == [(*one,) for one in ranges]

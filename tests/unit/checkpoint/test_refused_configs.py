@@ -135,34 +135,28 @@ REFUSED: list[tuple[Fields, str]] = [
         "partial_rotary_factor of rope_theta (0.03) rotates 3 of the 128 numbers of a head",
     ),
     ({"partial_rotary_factor": 2.0}, "partial_rotary_factor of rope_theta must be at most 1"),
-    # By layer type: each type in use needs an entry.
+    # By layer type: those of the types in use must be equal.
     (
         scaled(sliding_attention={"rope_theta": 2.0}),
-        "rope_scaling differs by layer type (sliding_attention), and has no entry for"
-        " full_attention, the type of 5 of 5 layers (config.json says None). If the drafter was"
-        ' trained with one rotation for all layers, write it as "rope_scaling" in'
-        ' "drafter_overrides"',
+        "rope_scaling differs by layer type (sliding_attention), and drafters whose layers are"
+        " rotated differently are not supported. Write the rotation that this one was trained with"
+        ' as "rope_scaling" in "drafter_overrides"',
     ),
     (
         {
-            **scaled(full_attention={"rope_theta": 1.0}, sliding_attention=None),
+            **scaled(full_attention={"rope_theta": 1.0}, sliding_attention={"rope_theta": 2.0}),
             "layer_types": [FULL, FULL, SLIDING, FULL, FULL],
             "sliding_window": 8,
         },
-        "rope_scaling differs by layer type (full_attention), and has no entry for"
-        " sliding_attention, the type of 1 of 5 layers (config.json says None)",
+        "rope_scaling differs by layer type (full_attention, sliding_attention), and drafters",
     ),
     (
         scaled(main={"rope_theta": 1.0}, compress={"rope_theta": 2.0}),
-        "rope_scaling differs by layer type (main, compress), and has no entry for full_attention",
+        "rope_scaling differs by layer type (main, compress), and drafters",
     ),
     (
         scaled(full_attention={"rope_theta": -1.0}),
-        "rope_theta of rope_scaling.full_attention must be a positive number",
-    ),
-    (
-        scaled(full_attention={"rope_type": "linear", "factor": 103}),
-        "factor of rope_scaling.full_attention stretches the positions to 4218880",
+        "rope_theta of rope_scaling must be a positive number",
     ),
     # A table of 40,960 or 65,536 rows may be stretched to at most 4,194,304.
     (

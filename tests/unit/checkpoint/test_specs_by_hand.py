@@ -133,77 +133,46 @@ def test_rotation(changes: Fields, means: Fields) -> None:
     assert read({**QWEN, **changes}) == {**QWEN_SPEC, **means}
 
 
-ONE, OTHER = {"rope_type": "default", "rope_theta": 1e6}, {**YARN, "rope_theta": 1e4}
-READ_OTHER = {**OTHER, "original_max_position_embeddings": 40960}
-MIXED_WINDOWS: Fields = {
-    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
-    "sliding_window": 64,
-}
-MIXED_SPEC: Fields = {
-    "windows": (64, None, 64, 64, None),
-    "causal": (True, False, True, True, False),
-}
+ONE = {"rope_type": "default", "rope_theta": 1e4}
 BY_LAYER_TYPE: list[tuple[Fields, Fields]] = [
-    # transformers 5: an entry for each type of layer.
+    # transformers 5: an entry for each type of layer. That of a type without layers is ignored.
+    (rope(**{FULL: ONE, SLIDING: YARN}), {"rope_parameters": ONE}),
+    (rope(**{FULL: ONE, SLIDING: None}), {"rope_parameters": ONE}),
     (
-        {**MIXED_WINDOWS, **rope(**{FULL: ONE, SLIDING: OTHER})},
-        {**MIXED_SPEC, "rope_parameters": ONE, "sliding_rope_parameters": READ_OTHER},
+        {"layer_types": [SLIDING] * 5, "sliding_window": 7, **rope(**{FULL: YARN, SLIDING: ONE})},
+        {"windows": (7,) * 5, "causal": (True,) * 5, "rope_parameters": ONE},
     ),
     (
-        {**MIXED_WINDOWS, **rope(**{SLIDING: ONE, FULL: OTHER})},
-        {**MIXED_SPEC, "rope_parameters": READ_OTHER, "sliding_rope_parameters": ONE},
+        {
+            "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+            "sliding_window": 7,
+            **rope(**{FULL: ONE, SLIDING: ONE}),
+        },
+        {
+            "windows": (7, None, 7, 7, None),
+            "causal": (True, False, True, True, False),
+            "rope_parameters": ONE,
+        },
     ),
     # Fields that entries leave out are read at top level; fields beside entries are ignored.
     (
-        {
-            **MIXED_WINDOWS,
-            **PART,
-            **rope(**{FULL: {}, SLIDING: {"rope_theta": 1e4}}, rope_theta=9.0, factor=3.0),
-        },
-        {
-            **MIXED_SPEC,
-            **rope(rope_type="default", **THETA, **PART),
-            "sliding_rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **PART},
-        },
-    ),
-    # Equal once they are read.
-    (
-        {**MIXED_WINDOWS, **rope(**{SLIDING: ONE, FULL: {"rope_theta": 1e6}})},
-        {**MIXED_SPEC, "rope_parameters": ONE},
-    ),
-    # Layers of one type: the other type's entry is ignored, and may be missing.
-    (rope(**{FULL: ONE, SLIDING: OTHER}), {"rope_parameters": ONE}),
-    (rope(**{FULL: ONE, SLIDING: None}), {"rope_parameters": ONE}),
-    (
-        {
-            "layer_types": [SLIDING] * 5,
-            "sliding_window": 7,
-            **rope(**{FULL: ONE, SLIDING: OTHER}),
-        },
-        {"windows": (7,) * 5, "causal": (True,) * 5, "rope_parameters": READ_OTHER},
+        {**PART, **rope(**{FULL: {"rope_theta": 1e4}}, rope_theta=9.0, factor=3.0)},
+        {"rope_parameters": {**ONE, **PART}},
     ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "means"), BY_LAYER_TYPE)
 def test_rotation_by_layer_type(changes: Fields, means: Fields) -> None:
-    config = {**QWEN, **changes}
-    assert read(config) == {**QWEN_SPEC, **means}
-    spec = parse_config("it", config)
-    sliding = spec.sliding_rope_parameters or spec.rope_parameters
-    of_each = [spec.rope_parameters if window is None else sliding for window in spec.windows]
-    assert [spec.rope_of(number) for number in range(5)] == of_each
-    assert DrafterSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert read({**QWEN, **changes}) == {**QWEN_SPEC, **means}
 
 
 def test_a_users_window_limits_every_layer() -> None:
-    """Also in layers that rotate as full ones do, and keep that."""
     spec = parse_config("it", {**QWEN, "layer_types": MIXED, "sliding_window": 20})
     assert [spec.window_of(number) for number in range(5)] == [20, None, 20, 20, None]
     for window, found in ((12, [12] * 5), (30, [20, 30, 20, 20, 30])):
         limited = spec.model_copy(update={"draft_window": window})
         assert [limited.window_of(number) for number in range(5)] == found
-        assert limited.rope_of(1) == spec.rope_of(1)
         assert DrafterSpec.model_validate_json(limited.model_dump_json()) == limited
 
 

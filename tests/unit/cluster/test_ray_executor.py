@@ -162,9 +162,10 @@ def test_a_vllm_without_an_older_executor(
 
 def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine without DFlash registers the plugin as well, and still starts."""
-    monkeypatch.delattr(RayExecutorV2, "_build_runtime_env")
+    gone = seams.Seam("vllm.v1.executor.ray_executor_v2:RayExecutorV2.gone", None)
+    monkeypatch.setattr(ray_executor, "RAY_EXECUTOR", (gone,))
     plugin.register()
-    with pytest.raises(seams.UnsupportedVllmError, match=r"RayExecutorV2\._build_runtime_env"):
+    with pytest.raises(seams.UnsupportedVllmError, match="RayExecutorV2 has no gone"):
         object.__new__(DFlashRayExecutor)._init_executor()
 
 
@@ -199,7 +200,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
             raise error
 
     monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
-    monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # `init_executor` is not vLLM's
+    monkeypatch.setattr(ray_executor, "check_seams", lambda _: None)  # read elsewhere
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
     monkeypatch.setattr(CPURayExecutor, "_place", lambda _: places)

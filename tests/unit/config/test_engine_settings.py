@@ -7,18 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import ParallelConfig
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
-from support.pairs import dflash2_config, drafter_config, lilicorr_config
+from support.pairs import dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
-from vllm_dflash.config.engine_settings import length_table, refuse, write_speculative_config
+from vllm_dflash.config.engine_settings import length_table, write_speculative_config
 from vllm_dflash.config.mode import Mode, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED
-from vllm_dflash.config.thread_binding import VARIABLE
 
 PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 WALKED = replace(PLAIN, drafter=parse_config("it", drafter_config(**dflash2_config())))
@@ -47,7 +45,7 @@ def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[st
         ({"model": "it"}, ALWAYS),
         # Our keys are removed; resolved values replace the written ones.
         ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
-        ({"model": "it", "free-drafts": "off", "estimates_folder": "here"}, ALWAYS),
+        ({"model": "it", "free-drafts": "off", "objective": "fair"}, ALWAYS),
         ({"model": "it", "draft_tensor_parallel_size": 8}, ALWAYS),
         ({"model": "it", "max-model-len": 9}, {**ALWAYS, "max_model_len": 9}),
         (
@@ -74,17 +72,6 @@ def test_what_came_by_a_flag_is_not_written_twice() -> None:
         for key, value in ALWAYS.items()
         if key not in ("method", "num_speculative_tokens")
     }
-
-
-def test_cores_are_for_the_ranks_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are two machines with two ranks each."""
-    monkeypatch.setenv(VARIABLE, "0|1")
-    monkeypatch.delenv("VLLM_CPU_SIM_MULTI_NUMA", raising=False)
-    args: Any = SimpleNamespace(watermark_config=None)
-    ranks = {"tensor_parallel_size": 4, "distributed_executor_backend": "mp"}
-    refuse(args, ParallelConfig(**ranks, nnodes=2))
-    with pytest.raises(ValueError, match="has cores for 2"):
-        refuse(args, ParallelConfig(**ranks))
 
 
 def test_lengths_to_capture_are_written_where_graphs_are_captured() -> None:
@@ -128,17 +115,6 @@ def test_options_without_a_meaning_here(key: str, value: Any) -> None:
     with log_lines() as lines:
         assert written({"model": "it", key: value}) == ALWAYS
     assert [line.split(":")[0] for line in lines] == [f"WARNING {key} is ignored"] * bool(value)
-
-
-@pytest.mark.parametrize("changes", [dflash2_config(), lilicorr_config()])
-def test_with_candidates_no_ranks_search_their_part_of_the_head(changes: dict[str, Any]) -> None:
-    mode = replace(PLAIN, drafter=parse_config("it", drafter_config(**changes)))
-    asked = {"model": "it", "use_local_argmax_reduction": True}
-    with log_lines() as lines:
-        assert written(asked, mode) == ALWAYS
-    (line,) = lines
-    assert line.startswith("WARNING use_local_argmax_reduction is ignored: this drafter weighs")
-    assert written(asked) == {**ALWAYS, "use_local_argmax_reduction": True}
 
 
 def test_a_trees_nodes_are_captured_beside_chains() -> None:

@@ -139,7 +139,6 @@ OWN = {
     "draft_length": "fixed",
     "drafter_overrides": {"sliding_window": 9},
     "free_drafts": "nonsense",
-    "estimates_folder": "/nowhere",
     "objective": "fair",
     "require": False,
     "draft-tree": 3,

@@ -31,7 +31,6 @@ LEAST = {"method": "dflash", "model": "z-lab/it"}
         {"objective": "throughput"},
         {"draft_tree": "auto"},
         {"draft_tree": 1},
-        {"estimates_folder": "/var/lib/dflash"},
         {"require": True},
         {"draft_tensor_parallel_size": 2},
         {"enable_adaptive_verification": False},
@@ -60,32 +59,17 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_tree": 0}, "draft_tree must be 'off' .* up to 64, not 0"),
         ({"draft_tree": 65}, "draft_tree must be 'off' .* up to 64, not 65"),
         ({"draft_tree": True}, "draft_tree must be 'off' .*, not True"),
-        ({"estimates_folder": 3}, "estimates_folder must be a folder .*, not 3"),
         ({"revision": 3}, "revision must be .*, not 3"),
         ({"model": None}, "needs a drafter: add 'model'"),
         ({"draft_lenght": 3}, "unknown option 'draft_lenght' .* did you mean 'draft_length'"),
         ({"draft_sample_metod": 3}, "unknown option .* did you mean 'draft_sample_method'"),
         ({"zzz": 3}, r"unknown option 'zzz' .*Known: \[.*'draft_length', .*'method', .*'model'"),
         ({"use_heterogeneous_vocab": True}, "^remove 'use_heterogeneous_vocab' from"),
-        (
-            {"use_local_argmax_reduction": True, "draft_length": "adaptive"},
-            'add "draft_length": "fixed" to .*, or remove \'use_local_argmax_reduction\'',
-        ),
     ],
 )
 def test_what_is_refused(written: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SpeculativeSettings.of({**LEAST, **written})
-
-
-@pytest.mark.parametrize(("draft_length", "is_asked"), [("fixed", True), ("adaptive", False)])
-def test_ranks_may_search_their_part_of_the_head(draft_length: str, is_asked: bool) -> None:
-    """Only if the drafter's confidence is not needed."""
-    written = {"draft_length": draft_length, "use_local_argmax_reduction": is_asked}
-    settings = SpeculativeSettings.of({**LEAST, **written})
-    assert settings.draft_length == draft_length
-    del written["draft_length"]
-    assert SpeculativeSettings.of({**LEAST, **written}).draft_length == draft_length
 
 
 @pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])

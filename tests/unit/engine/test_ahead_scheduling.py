@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +17,6 @@ from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine import estimates_file
-from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import (
@@ -33,8 +30,6 @@ from vllm_dflash.engine.v2.exchange import (
 from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
-from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
-from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes, StepRecord
 
 KINDS = [DFlashAsyncScheduler, DFlashSyncScheduler]
@@ -299,35 +294,6 @@ def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
     assert told == [3, 11, 27, 59, 91]
 
 
-def test_what_was_learned_comes_with_the_facts_and_is_kept_at_the_end(
-    scheduler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(estimates_file, "LEAST_STEPS", 2)
-    monkeypatch.setattr(Scheduler, "shutdown", lambda _: None)
-    seen = np.ones((7, len(CONFIDENCE_KNOTS)))
-    texts = np.stack([seen, 0.9 * seen])
-    blocks = np.stack([seen, 0.1 * seen])
-    recalled = Estimates(profiled_costs(), blocks, np.zeros(2), texts)
-    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, recalled)
-    scheduled, output = step({"a": 0}, {"a": 1})
-    FACTS.attach(output, WorkerFacts(recalled.costs, range(8), looks_up=True, estimates_file=file))
-    scheduler.shutdown()  # nothing to keep yet
-    scheduler.update_from_output(scheduled, output)
-    rates = scheduler.planner.learned()
-    assert rates.block_rates[:, 5].max() < 0.4
-    assert rates.text_rates[:, 5].min() > 0.6
-    scheduler.update_from_output(*step({}, {}))  # a step without requests
-    scheduler.shutdown()
-    assert list(tmp_path.iterdir()) == []
-    scheduler.update_from_output(*step({"a": 3}, {"a": 4}))
-    scheduler.shutdown()
-    kept = file.read(7, 64)
-    assert kept is not None
-    assert kept.to_dict() == scheduler.planner.estimates().to_dict()
-    assert kept.blocks[0].sum() == pytest.approx(seen.sum() + 3, rel=0.01)
-    np.testing.assert_allclose(kept.texts, texts)
-
-
 def test_steps_behind_which_vllm_drafts_nothing(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +342,7 @@ def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]
     ((seen, _),) = observed
     assert seen.rows == 60 + 2 + 5
     assert seen.verified.tolist() == [4, 1, 0]
-    assert scheduler.free_drafts == {"a": 4, "b": 1, "p": 0}
+    assert scheduler.statistics.free_draft_tokens == 4 + 1
 
 
 def test_placeholders_that_fill_the_budget_are_rows(scheduler: Any, observed: list[Any]) -> None:
@@ -396,14 +362,12 @@ def test_placeholders_that_fill_the_budget_are_rows(scheduler: Any, observed: li
 def test_free_drafts_are_counted_once(
     scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's count of drafts, which calls `make_spec_decoding_stats`, counts them."""
     monkeypatch.setattr(Scheduler, "make_spec_decoding_stats", lambda *_: None)
     scheduler.update_from_output(*step({"a": 3}, {"a": 3}, source=TEXT))
-    assert scheduler.statistics.draft_tokens == 3
-    assert scheduler.free_drafts == {"a": 3}
-    before = scheduler.statistics.free_draft_tokens
     scheduler.make_spec_decoding_stats(None, 3, 2, None, "a")
-    assert (before, scheduler.statistics.free_draft_tokens) == (0, 3)
+    found = scheduler.statistics
+    assert found.draft_tokens == found.free_draft_tokens == 3
+    assert found.accepted_tokens == found.free_accepted_tokens == 2
 
 
 def test_steps_are_timed_where_the_same_requests_only_decode(

@@ -45,8 +45,7 @@ def model() -> Fake:
 @pytest.fixture
 def block(model: Fake, monkeypatch: pytest.MonkeyPatch) -> BlockForward:
     """A block forward without an engine's forward context around the model."""
-    settings = SimpleNamespace(use_local_argmax_reduction=False)
-    config: Any = SimpleNamespace(speculative_config=settings)
+    config: Any = SimpleNamespace()
     made = BlockForward(model, config)  # type: ignore[arg-type]
 
     def run(*inputs: Any) -> torch.Tensor:

@@ -6,10 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import REGISTRY, generate_latest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -20,14 +17,11 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from support.pairs import Pair
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
-    FREE_DRAFTS,
     INTERVAL,
-    OF_WORKERS,
     CountingScheduler,
     send_figures,
     take_figures,
@@ -37,7 +31,6 @@ from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Fi
 from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
-from vllm_dflash.planning.step import StepRecord
 
 
 @pytest.fixture
@@ -76,7 +69,7 @@ def drafted_once() -> DraftStatistics:
 @pytest.fixture
 def worker() -> Any:
     worker: Any = object.__new__(V1CPUWorker)
-    worker._figures, worker.draft_groups = Increases(drafted_once(), INTERVAL, OF_WORKERS), []
+    worker._figures, worker.draft_groups = Increases(drafted_once(), INTERVAL, METRICS), []
     worker.drafter = SimpleNamespace(end_step=lambda: None, step=None)
     return worker
 
@@ -137,46 +130,6 @@ def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.Mo
     scheduler.update_from_output(scheduled, output)
     assert outputs.scheduler_stats is not None
     assert take_figures(outputs.scheduler_stats) == {"planned_tokens": 7.0}
-
-
-def test_a_worker_says_which_drafts_were_free(worker: Any) -> None:
-    output = ModelRunnerOutput(["a"], {"a": 0})
-    worker.drafter.step = StepRecord("abc", np.ones(3, int), verified_free=np.array([0, 5, 0]))
-    worker.end_step(output)
-    assert FREE_DRAFTS.on(output) == {"b": 5}
-
-
-@given(
-    requests=st.lists(
-        st.tuples(st.booleans(), st.booleans(), st.integers(1, 7), st.integers(0, 7)), max_size=9
-    )
-)
-def test_free_drafts_are_counted_of_those_whose_drafts_vllm_counts(
-    requests: list[tuple[bool, bool, int, int]],
-) -> None:
-    """The accepted ones are then never more than the drafts: requests that were aborted while their
-    step ran are left out. Each request: goes on, has free drafts, verified, maximum accepted."""
-    with pytest.MonkeyPatch.context() as patch:
-        scheduler = counting(CountingScheduler, patch)
-        scheduler.free_drafts = {
-            str(name): verified for name, (_, free, verified, _) in enumerate(requests) if free
-        }
-        stats = SpecDecodingStats.new(7)
-        for name, (goes_on, _, verified, accepted) in enumerate(requests):
-            if goes_on:
-                stats = scheduler.make_spec_decoding_stats(
-                    stats,
-                    num_draft_tokens=verified,
-                    num_accepted_tokens=min(accepted, verified),
-                    num_invalid_spec_tokens=None,
-                    request_id=str(name),
-                )
-    for free_only, counted in (
-        (False, (stats.num_draft_tokens, stats.num_accepted_tokens)),
-        (True, (scheduler.statistics.free_draft_tokens, scheduler.statistics.free_accepted_tokens)),
-    ):
-        those = [one[2:] for one in requests if one[0] and one[1] >= free_only]
-        assert counted == (sum(n for n, _ in those), sum(min(one) for one in those))
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,12 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from support.pairs import Pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
-from vllm_dflash.engine import choose_scheduler as ours
-from vllm_dflash.engine.choose_scheduler import build_scheduler
-from vllm_dflash.engine.reporting.figures import FREE_DRAFTS
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
 from vllm_dflash.engine.v1.v1_scheduler import (
     DFlashScheduler,
     drafts_come_with_the_output,
 )
-from vllm_dflash.seams import Seam, UnsupportedVllmError
 
 WHOLE: Any = SimpleNamespace(
     cache_config=SimpleNamespace(),
@@ -49,21 +45,10 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return "outputs"
 
     monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
-    monkeypatch.setattr(ours, "few_rows", lambda _: None)
     monkeypatch.setattr(Scheduler, "__init__", start)
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
     return told
-
-
-def test_free_drafts_are_those_of_the_step(happened: list[Any]) -> None:
-    first: Any = SimpleNamespace()
-    second: Any = SimpleNamespace()
-    FREE_DRAFTS.attach(first, {"a": 5})
-    scheduler = DFlashScheduler(vllm_config=WHOLE)
-    for output, expected in ((first, {"a": 5}), (second, {})):
-        scheduler.update_from_output(SCHEDULED, output)
-        assert scheduler.free_drafts == expected
 
 
 def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
@@ -116,10 +101,3 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
     assert MultiprocExecutor.take_draft_token_ids(executor) == taken
-
-
-def test_an_engine_starts_only_where_its_seams_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Seam("vllm.v1.core.sched.scheduler:Scheduler.gone", None)
-    monkeypatch.setattr(ours, "ENGINE", (gone,))
-    with pytest.raises(UnsupportedVllmError, match=r"Scheduler\.gone"):
-        build_scheduler()

@@ -58,9 +58,7 @@ def engine(**changes: Any) -> Any:
     )
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(**one_rank),
-        speculative_config=SimpleNamespace(
-            rejection_sample_method="standard", use_local_argmax_reduction=False
-        ),
+        speculative_config=SimpleNamespace(rejection_sample_method="standard"),
         model_config=SimpleNamespace(uses_mrope=False, logits_processors=None),
         kv_transfer_config=None,
         aux_output_config=SimpleNamespace(enabled=False),

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from support import TESTS, importing_support
 from support.planner_world import profiled_costs
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
-from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
 from vllm_dflash.engine.v1.proposer import PlannedProposer
@@ -29,7 +27,6 @@ from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import GPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
-from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import StepRecord
 
 
@@ -185,30 +182,6 @@ def test_new_weights_for_a_drafter_are_refused_before_anything_changes(is_draft:
     with pytest.raises(RuntimeError, match="loads a drafter's weights once"):
         worker.start_draft_weight_update()
     assert (called, worker._weight_update_active) == (["reset"], False)
-
-
-def test_what_was_learned_is_kept_while_the_engine_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One rank writes it. Not all engines shut down in order."""
-    options = SimpleNamespace(drafter=SimpleNamespace(model="D"))
-    monkeypatch.setattr(Mode, "of", lambda _: options)
-    output = SimpleNamespace(model_runner_output=SimpleNamespace())
-    monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
-    planner = Planner(7, 64, profiled_costs())
-    file = EstimatesFile(str(tmp_path), {"target": "T", "drafter": "D"}, None)
-    kept = []
-    for rank in (1, 0):
-        worker: Any = object.__new__(GPUWorker)
-        worker.rank, worker.drafter, worker.vllm_config = rank, Drafter(), None
-        worker.model_config = SimpleNamespace(model="T")
-        worker._keeper = keeper = EstimatesKeeper(file, planner)
-        worker.start_counting()
-        worker.sample_tokens(None)
-        if keeper._writer is not None:
-            keeper._writer.join()
-        kept.append(file.read(7, 64) is not None)
-    assert kept == [False, True]
 
 
 @pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])

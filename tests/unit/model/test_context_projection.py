@@ -22,14 +22,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True},
     "value-scale": {"dflash_config": {"attention_value_scale": 0.7}},
     "interleaved-rope": {"is_neox_style": False},
-    "rope-by-layer-type": {
+    "half-of-each-head-rotated": {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
         "sliding_window": 20,
-        "rope_parameters": {
-            "full_attention": {"rope_theta": 1e6, "partial_rotary_factor": 0.5},
-            "sliding_attention": {"rope_theta": 100.0},
-        },
+        "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
     },
 }
 
@@ -83,16 +80,3 @@ def test_cuda_stores_what_the_cpu_stores(
         keys, values = context.project(context.fuse(features), torch.arange(41))
     assert all(of_layer.is_contiguous() for of_layer in keys.unbind(1))
     assert values.stride(0) == 2 * keys[0].numel()  # after each row's keys: no separate GEMM
-
-
-@pytest.mark.parametrize(
-    ("theta", "runs"),
-    [(10000.0, [(0, 4)]), (100.0, [(0, 2), (2, 3), (3, 4)])],
-)
-def test_layers_that_share_a_rotation_are_rotated_together(
-    tmp_path: Path, theta: float, runs: list[tuple[int, int]]
-) -> None:
-    rope = {"full_attention": {"rope_theta": 10000.0}, "sliding_attention": {"rope_theta": theta}}
-    changes = SHAPES["rope-by-layer-type"] | {"rope_parameters": rope}
-    harness = ProposerHarness(make_pair(tmp_path, **changes))
-    assert harness.proposer.model.context.rotated_together == runs

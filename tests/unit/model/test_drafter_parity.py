@@ -72,35 +72,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "linear-rope": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     },
-    "rope-by-layer-type": {
-        "num_hidden_layers": 4,
-        "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
-        "sliding_window": 20,
-        "rope_parameters": {
-            FULL: {"rope_type": "default", "rope_theta": 1e6},
-            SLIDING: {"rope_type": "default", "rope_theta": 100.0},
-        },
-    },
-    "rope-by-layer-type-scaled": {
-        "layer_types": [FULL, SLIDING],
-        "sliding_window": 20,
-        "is_neox_style": False,
-        "rope_parameters": {
-            FULL: {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-            SLIDING: {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
-        },
-    },
-    "rope-of-full-layers-alone": {
-        "rope_parameters": {
-            FULL: {"rope_type": "default", "rope_theta": 100.0},
-            SLIDING: {"rope_type": "default", "rope_theta": 1e6},
-        }
-    },
     "half-of-each-head-rotated": {
         "rope_parameters": None,
         "rope_theta": 10000.0,

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
@@ -33,7 +31,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 def comparison(
     out: Path,
     rounds: int = 3,
-    tuned: bool = False,
     at_once: int = 1,
     progress: Progress | None = None,
     dataset: Dataset | None = None,
@@ -44,7 +41,7 @@ def comparison(
     prompts = {"": [f"prompt {number}" for number in range(20)]}
     engines = SideEngines({"model": "target"}, at_once, out / "logs")
     parts = record, workload, prompts, engines, out, progress or Progress()
-    return Comparison(*parts, tune_schedule=tuned, dataset=dataset)
+    return Comparison(*parts, dataset=dataset)
 
 
 def test_sides_take_turns_in_being_first(tmp_path: Path, asked: list[Question]) -> None:
@@ -84,24 +81,6 @@ def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Question
         "speculative_config": {"method": "dflash", "model": "drafter"},
     }
     assert one.record.about["versions"]["vllm"] == "1.2.3"
-
-
-def test_a_tuned_schedule_has_the_fastest_k_of_each_concurrency(
-    tmp_path: Path, asked: list[Question]
-) -> None:
-    one = comparison(tmp_path, tuned=True)
-    one.run()
-    sides = {side.name: side for side in one.record.sides}
-    assert list(sides) == ["plain", "native K=3", "native schedule", "ours"]
-    assert sides["native schedule"].speculative_config == {
-        "method": "dflash",
-        "model": "drafter",
-        "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": [[1, 3, 3], [4, 4, 0]],
-    }
-    measured = [m["side"] for m in one.record.measurements]
-    assert measured.count("native schedule") == measured.count("plain") == 3 * 2
-    assert len(of(asked, "leave")) == 4
 
 
 FIRST = Asked("calm", "one", 9)

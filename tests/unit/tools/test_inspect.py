@@ -98,7 +98,6 @@ def test_a_target_without_taps(pair: Pair, tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert [fault.kind for fault in found.faults] == ["target", "pair"]
     assert "gives no hidden states" in found.faults[0].message
-    assert any("holds no *.safetensors" in gap for gap in found.not_checked)
 
 
 def test_integers_are_a_fault_and_eight_bit_floats_a_warning(pair: Pair, tmp_path: Path) -> None:
@@ -180,15 +179,11 @@ def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
     ).save_pretrained(target)
     inspect(DEMO / "drafter", DEMO / "target")  # so that libraries are in memory
     before = peak_memory(reset=True)
-    found = inspect(drafter, target, {}, kv_cache_memory=16 << 30)
+    found = inspect(drafter, target, {})
     assert peak_memory() - before < 100 << 20
     assert found.exit_code == 0
     assert found.tensors is not None
     assert found.memory is not None
-    assert found.memory.cache is not None
     stacked = 5 * (2 * 8 * 128 * 4096 + 128) * 2  # K and V projections once more, and K norms
     assert found.memory.drafter_weights - stacked == found.tensors.num_bytes == end > 2_000_000_000
-    assert found.memory.cache.target_bytes_per_token == 36 * 2 * 8 * 128 * 2
-    assert found.memory.cache.drafter_bytes_per_token == 5 * 2 * 8 * 128 * 2
-    (budget,) = found.memory.cache.budgets
-    assert budget.tokens == pytest.approx((16 << 30) / (41 * 4096), rel=0.01)
+    assert found.memory.drafter_cache_per_token == 5 * 2 * 8 * 128 * 2

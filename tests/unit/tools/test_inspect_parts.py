@@ -1,34 +1,11 @@
-"""Sizes, ranges of layers and loaded weights: the small parts of `vllm-dflash inspect`."""
+"""What `vllm-dflash inspect` counts as a drafter's weights on each rank."""
 
 from __future__ import annotations
-
-from argparse import ArgumentTypeError
-
-import pytest
 
 from support.pairs import drafter_config
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.tools.inspect.inspect_command import parse_size
 from vllm_dflash.tools.inspect.memory import loaded_weights
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4GiB", 4 << 30),
-        ("512M", 512_000_000),
-        ("123", 123),
-    ],
-)
-def test_sizes_that_people_write(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "-1", "0", "4 apples", "0.1", "4GiB x"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="4GiB"):
-        parse_size(text)
 
 
 def test_ranks_divide_the_weights() -> None:

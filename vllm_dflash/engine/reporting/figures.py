@@ -8,8 +8,7 @@ process. Once a second, and when the engine becomes idle, the increases are sent
     API server                    `engine/reporting/prometheus.py` adds them to its counters
 
 So they need no call of their own. Each message has the increases since the last one, and vLLM sends
-a step's statistics to one API server only, so the counters of several servers add up. Schedulers
-count free drafts, because vLLM's own draft counters are there, too.
+a step's statistics to one API server only, so the counters of several servers add up.
 """
 
 from __future__ import annotations
@@ -36,14 +35,9 @@ from vllm_dflash.engine.reporting.statistics import (
 INTERVAL = 1.0
 """Seconds between two messages of a busy engine."""
 PREFIX = "vllm_dflash:"
-FREE = ("free_draft_tokens", "free_accepted_tokens")
-"""Figures that schedulers count on both runners."""
-OF_WORKERS = [name for name in METRICS if name not in FREE]
 
 FIGURES_SENT: Message[Figures] = Message("dflash_figures")
 """Increases, from worker to scheduler (V1)."""
-FREE_DRAFTS: Message[Mapping[str, int]] = Message("dflash_free_drafts")
-"""Number of verified free drafts by request, if any, from worker to scheduler (V1)."""
 
 
 class CountingScheduler(Scheduler):
@@ -53,11 +47,9 @@ class CountingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = Increases(self.statistics, INTERVAL, METRICS)
-        self.free_drafts: Mapping[str, int] = {}
-        """Number of free drafts that the step being processed has verified, by request, if any."""
         self.verified_drafts: Mapping[str, int] = {}
-        """Number of drafts that it has verified, by request, where the device decides that: vLLM
-        knows the places for them only (V2)."""
+        """Number of drafts that the step being processed has verified, by request, where the device
+        decides that: vLLM knows the places for them only (V2)."""
 
     def make_spec_decoding_stats(
         self,
@@ -67,12 +59,7 @@ class CountingScheduler(Scheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> SpecDecodingStats | None:
-        """Count the free drafts of a request when vLLM counts its drafts. Neither counts requests
-        that were aborted meanwhile, so accepted free drafts never exceed accepted drafts. Places
-        for drafts that stayed empty are not counted."""
-        if free := self.free_drafts.get(request_id, 0):
-            self.statistics.free_draft_tokens += free
-            self.statistics.free_accepted_tokens += num_accepted_tokens
+        """Count a request's drafts, and not places for drafts that stayed empty."""
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
         verified = self.verified_drafts.get(request_id, num_draft_tokens)
         counted = min(verified, num_draft_tokens - invalid)

@@ -85,10 +85,8 @@ class DraftStatistics:
     ) -> None:
         """Count the same from lists, which is faster than arrays for a server's batch sizes.
 
-        Args:
-            ids: ids of the requests, [R].
-            produced: tokens that each request got, [R].
-            drafts: verified drafts of each request, and how many of these were free, [R].
+        `produced`: tokens that each request got, [R]; `drafts`: how many of its drafts were
+        verified, and how many of these were free, [R].
         """
         for _, tokens, (verified, free) in zip(ids, produced, drafts, strict=True):
             if tokens and verified:  # a discarded sample verifies nothing

@@ -170,11 +170,7 @@ def useless_cache_blocks(
 
     Only full blocks can be found, and the last token of a request was never computed.
 
-    Args:
-        ended: the requests that have ended.
-        group: number of the cache group.
-        block_size: slots per block of that group.
-        caches_prefixes: whether prefix caching is on; if not, all blocks are returned.
+    `block_size`: slots per block of the group. Without `caches_prefixes`, all blocks are useless.
     """
     useless: list[int] = []
     for request in ended:

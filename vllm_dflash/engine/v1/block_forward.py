@@ -41,8 +41,6 @@ class BlockForward:
         self._vllm_config = vllm_config
         self.groups: list[DraftAttentionGroup] = []
         """Groups of layers that share attention metadata; set once the cache exists."""
-        assert vllm_config.speculative_config is not None
-        self.searches_by_rank = vllm_config.speculative_config.use_local_argmax_reduction
 
     @property
     def reads_newest(self) -> bool:
@@ -115,11 +113,6 @@ class BlockForward:
         """
         if self._model.has_candidates:
             return self._walk(hidden, lengths, bonus_ids, newest)
-        if self.searches_by_rank:
-            # Lengths are fixed, so confidence is not needed. Only ids come back, so drafts with NaN
-            # logits are not noticed or counted; they are verified like others.
-            tokens = self._model.get_top_tokens(hidden)
-            return tokens.tolist(), np.ones(len(tokens))
         logits = self._model.compute_logits(hidden).float()  # [Q, V]
         best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is the maximum
         probability = torch.exp(best - logits.logsumexp(dim=-1))

@@ -123,9 +123,7 @@ class HostStep:
     def begin_step(self, admitted: set[str], ended: set[str]) -> None:
         """Prepare for a step that is about to run.
 
-        Args:
-            admitted: requests that join or resume in this step; vLLM has dropped their drafts.
-            ended: requests that have ended.
+        `admitted` join or resume in this step: vLLM has dropped their drafts. `ended` have ended.
         """
         for name in admitted | ended:
             self._handed_over.pop(name, None)

@@ -135,12 +135,11 @@ class PlannedProposer(DFlashProposer):
         else:
             self.model.compute_logits(hidden)
 
-    def start_planning(self, costs: StepCosts) -> Planner:
-        """Start planning draft lengths from these costs. Returns the planner."""
+    def start_planning(self, costs: StepCosts) -> None:
+        """Start planning draft lengths from these costs."""
         host, most_free = self.host, self.most_free
         sizes, fair = (self.width, self.max_batch_size), self.mode.is_fair
-        planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
-        host.planner = planner
+        host.planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
         if most_free:
             longest = self.runner.max_model_len
             host.free_drafts = NgramIndex(self.max_batch_size, longest, most_free)
@@ -155,7 +154,6 @@ class PlannedProposer(DFlashProposer):
                 num_slots=self.num_slots,
                 block_size=self.block_size,
             )
-        return planner
 
     # --- every step, in this order --------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, SCHEDULER, Mode
 from vllm_dflash.engine.message import Message
-from vllm_dflash.engine.reporting.figures import FREE_DRAFTS, CountingScheduler
+from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 
@@ -71,7 +71,6 @@ class DFlashScheduler(SessionScheduler, CountingScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
         """Process the sampled tokens, then the drafts, in vLLM's order."""
-        self.free_drafts = FREE_DRAFTS.on(model_runner_output) or {}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = DRAFTS.on(model_runner_output)
         if drafts is not None:

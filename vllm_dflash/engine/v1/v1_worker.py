@@ -11,15 +11,9 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
-from vllm_dflash.engine.estimates_file import EstimatesFile, EstimatesKeeper
-from vllm_dflash.engine.reporting.figures import (
-    FIGURES_SENT,
-    FREE_DRAFTS,
-    INTERVAL,
-    OF_WORKERS,
-)
+from vllm_dflash.engine.reporting.figures import FIGURES_SENT, INTERVAL
 from vllm_dflash.engine.reporting.log import PeriodicLog, log_free_drafts
-from vllm_dflash.engine.reporting.statistics import Increases
+from vllm_dflash.engine.reporting.statistics import METRICS, Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_fixes.aligned_states import fix_aligned_states
 from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import fix_expanded_sampling
@@ -31,13 +25,11 @@ from vllm_dflash.engine.v1.v1_profile import profile_v1
 from vllm_dflash.engine.v1.v1_scheduler import DRAFTS, drafts_come_with_the_output
 from vllm_dflash.engine.worker import Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.seams import V1_WORKER
 
 
 class V1CPUWorker(DraftingCPUWorker):
     """V1 worker for CPUs, the only platform where our code runs on V1."""
 
-    seams = V1_WORKER
     model_runner: GPUModelRunner
     drafter: PlannedProposer
     _figures: Increases | None = None
@@ -63,14 +55,11 @@ class V1CPUWorker(DraftingCPUWorker):
         """Measure what steps cost, with dummy batches."""
         return profile_v1(self.model_runner)
 
-    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
-        """Start planning in the proposer; rank 0 saves its estimates."""
-        planner, mode = self.drafter.start_planning(costs), self.drafter.mode
-        if file is not None:
-            keeper = EstimatesKeeper(file, planner)
-            self._keeper = keeper if self.rank == 0 else None
-        if self.rank == 0 and mode.free_drafts:
-            log_free_drafts(mode)
+    def start_planning(self, costs: StepCosts) -> None:
+        """Start planning in the proposer."""
+        self.drafter.start_planning(costs)
+        if self.rank == 0 and self.drafter.mode.free_drafts:
+            log_free_drafts(self.drafter.mode)
 
     def start_counting(self) -> None:
         """Reset the counters; rank 0 also reports to the log and to `/metrics`."""
@@ -78,7 +67,7 @@ class V1CPUWorker(DraftingCPUWorker):
         if self.rank != 0:
             return
         statistics = self.drafter.statistics
-        self._figures = Increases(statistics, INTERVAL, OF_WORKERS)
+        self._figures = Increases(statistics, INTERVAL, METRICS)
         if self.drafter.mode.is_planned:
             self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL).tick,)
 
@@ -102,14 +91,11 @@ class V1CPUWorker(DraftingCPUWorker):
             return super().sample_tokens(grammar_output)
 
     def end_step(self, output: Output) -> Output:
-        """Attach drafts and counts of free drafts to the output, and figures if they are due."""
+        """Attach drafts to the output, and figures if they are due."""
         step = self.drafter.step
         has_drafts = step is not None and step.lengths.any()
         if has_drafts and drafts_come_with_the_output(self.vllm_config):
             DRAFTS.attach(output, self.take_draft_token_ids())
-        if step is not None and step.verified_free.any():
-            verified = zip(step.ids, step.verified_free.tolist(), strict=True)
-            FREE_DRAFTS.attach(output, {name: count for name, count in verified if count})
         self.drafter.end_step()
         if self._figures is not None and (figures := self._figures.tick()):
             FIGURES_SENT.attach(output, figures)

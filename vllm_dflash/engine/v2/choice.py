@@ -134,12 +134,8 @@ def choose(
 ) -> None:
     """Write a batch's drafts and chances, and record in `slots` what grading them needs.
 
-    Args:
-        slots: drafts of all request slots.
-        batch: R requests.
-        drafts: in: tokens and confidence of the blocks; out: the chosen tokens and their chances.
-        found: what the texts predict; None: nothing was looked up.
-        has_block: whether a block was run.
+    `drafts`: in: tokens and confidence of the blocks; out: the chosen tokens and their chances.
+    `found`: what the texts predict; None: nothing was looked up.
     """
     width = slots.width
     _choose[(len(batch.slots),)](

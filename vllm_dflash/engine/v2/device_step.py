@@ -40,11 +40,7 @@ class DeviceStep:
     ) -> None:
         """Allocate S slots.
 
-        Args:
-            num_slots: S.
-            drafts: drafts of the batch.
-            texts: source of free drafts; None: there are no free drafts.
-            trees: makes trees of a block's drafts; None: all drafts are chains.
+        `texts`: source of free drafts, if any; `trees`: makes trees of a block's drafts, if any.
         """
         width, device = drafts.tokens.shape[1], drafts.tokens.device
         self.slots = DraftSlots(num_slots, width, device)

@@ -16,7 +16,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
-from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -55,8 +54,6 @@ class WorkerFacts:
     """Extra time of a step whose requests have different lengths, in seconds."""
     looks_up: bool = False
     """Whether texts are looked up for free drafts."""
-    estimates_file: EstimatesFile | None = None
-    """Estimates of an earlier engine, and the file for this one's."""
 
 
 DIRECTIONS: Message[Directions] = Message("dflash_directions")

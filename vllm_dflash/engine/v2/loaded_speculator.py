@@ -33,10 +33,7 @@ memory of its logits: 0.6 GB at 2,048 rows and a vocabulary of 152,000."""
 def block_capture_sizes(sizes: list[int], block_rows: int, most_requests: int) -> list[int]:
     """Row counts of the drafter's graphs: the target's sizes, then a quarter more requests each.
 
-    Args:
-        sizes: row counts of the target's graphs.
-        block_rows: rows per request, 1 + K.
-        most_requests: maximum number of requests that a step drafts for.
+    `block_rows`: rows per request, 1 + K; `most_requests`: that a step drafts for.
     """
     requests = max(sizes) // block_rows
     more, most = [], min(most_requests, MOST_TIMES_TARGET * max(sizes) // block_rows)

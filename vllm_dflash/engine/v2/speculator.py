@@ -191,11 +191,6 @@ class PlannedSpeculator(LoadedSpeculator):
         confidence = self.confidence.view(-1)[: len(hidden_states)]  # [Q]
         if self.candidates is not None:
             logits, drafts = self._walk(hidden_states)
-        elif self.use_local_argmax_reduction:
-            # Lengths are fixed, so nothing uses the confidence. Only ids come back, so drafts from
-            # NaN logits are not detected or counted; they are verified like others.
-            confidence.fill_(1.0)
-            return self.model.get_top_tokens(hidden_states)
         else:
             logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
         if self.trees is not None and self.trees.is_attached and drafts is None:

@@ -76,11 +76,7 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
 
     vLLM would stop with an error for each of these, and name an option that the user did not set.
 
-    Args:
-        config: the config that the engine was started with.
-        target: the target's attention layers by name, with their backends.
-        drafter: the drafter's attention layers by name.
-        max_query_len: maximum rows of a request that is verified, 1 + its drafts.
+    `target`, `drafter`: attention layers by name. `max_query_len`: rows of a request, 1 + drafts.
     """
     if not config.compilation_config.cudagraph_mode.has_full_cudagraphs():
         return "full CUDA graphs are off"

@@ -21,7 +21,6 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.mode import TREE_CUTS, Mode, tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
-from vllm_dflash.engine.estimates_file import EstimatesKeeper
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.scheduler_output import never_drafts, room_for_blocks
@@ -77,7 +76,6 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
-        self._keeper: EstimatesKeeper | None = None
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
         """Whether the last step has a new plan; if so, we learn from the next output."""
@@ -264,38 +262,25 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
             self._log.tick()
-            if self._keeper is not None:
-                self._keeper.tick()
         return outputs
-
-    def shutdown(self) -> None:
-        """Save what was learned when the engine ends."""
-        if self._keeper is not None:
-            self._keeper.close()
-        super().shutdown()
 
     def _start(self, facts: WorkerFacts) -> None:
         self.planner.looks_up = facts.looks_up
         self.planner.start(
             facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
         )
-        if facts.estimates_file is not None:
-            self._keeper = EstimatesKeeper(facts.estimates_file, self.planner)
-            self._news_in = 0
 
     def _observe(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
         # Use the scheduler's order, which is stable while the batch is; the worker puts requests
         # with most drafts first.
         names, table = list(scheduler_output.num_scheduled_tokens), OUTCOMES.on(output)
-        self.free_drafts, self.verified_drafts, outcomes = {}, {}, None
+        self.verified_drafts, outcomes = {}, None
         if table is not None:
             order = [output.req_id_to_index[name] for name in names]
             table = table[order]
             produced = [len(output.sampled_token_ids[row]) for row in order]
             verified = verified_drafts(table)
-            # Free drafts are counted with vLLM's own (`make_spec_decoding_stats`).
-            self.statistics.count_verified(names, produced, [(count, 0) for count, _ in verified])
-            self.free_drafts = {name: free for name, (_, free) in zip(names, verified, strict=True)}
+            self.statistics.count_verified(names, produced, verified)
             self.verified_drafts = dict(zip(names, (count for count, _ in verified), strict=True))
         draft_rows = self._draft_rows
         self._draft_rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)

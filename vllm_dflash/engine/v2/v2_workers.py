@@ -6,7 +6,6 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from vllm_dflash.engine.estimates_file import EstimatesFile
 from vllm_dflash.engine.reporting.log import log_free_drafts
 from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts, log_lengths
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
@@ -16,14 +15,12 @@ from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.vllm_fixes.scored_verification import fix_scored_verification
 from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.seams import V2_WORKER
 from vllm_dflash.vllms_own import SWITCH_OFF
 
 
 class V2Worker(DraftingWorker):
     """V2 worker for any platform."""
 
-    seams = V2_WORKER
     model_runner: GPUModelRunner
     drafter: PlannedSpeculator
     _facts_to_send: WorkerFacts | None = None
@@ -56,7 +53,7 @@ class V2Worker(DraftingWorker):
         """Measure step costs with dummy batches."""
         return profile_v2(self.model_runner)
 
-    def start_planning(self, costs: StepCosts, file: EstimatesFile | None) -> None:
+    def start_planning(self, costs: StepCosts) -> None:
         """Send the costs to the scheduler, which plans, with the first output. The device's budget
         uses them, too."""
         if self.drafter.budget is not None:
@@ -67,7 +64,6 @@ class V2Worker(DraftingWorker):
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
             looks_up=self.drafter.step.free_drafts is not None,
-            estimates_file=file,
         )
         if self.rank == 0:
             if self._facts_to_send.looks_up:

@@ -51,9 +51,7 @@ def refuse_what_ends_engines() -> None:
 def check_request(asked: SamplingParams, runner: Runner) -> None:
     """Refuse a request that would crash the worker.
 
-    Args:
-        asked: parameters from `process_inputs`, which fills in stop tokens and tokens of bad words.
-        runner: the model runner of the engine.
+    `asked`: as `process_inputs` returns it, with stop tokens and tokens of bad words.
 
     Raises:
         VLLMValidationError: the request exceeds a limit; a server answers with HTTP 400.

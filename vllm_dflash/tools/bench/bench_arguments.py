@@ -27,10 +27,9 @@ FULL: dict[str, Any] = {
     "seconds": 6.0,
     "rounds": 5,
     "concurrency": [1, 2, 4, 8, 16, 32],
-    "native_schedule": "tuned",
 }
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
-OF_DATASETS = {"concurrency": [1, 8], "native_schedule": "none", "rounds": 2}
+OF_DATASETS = {"concurrency": [1, 8], "rounds": 2}
 """Defaults of the arguments with these names."""
 
 
@@ -78,18 +77,11 @@ def add_models_and_prompts(parser: argparse.ArgumentParser) -> argparse._Argumen
     return pair
 
 
-def add_sides(parser: argparse.ArgumentParser) -> None:
-    """Add the engines."""
+def add_sides(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the engines. Returns their group."""
     sides = parser.add_argument_group("engines")
     about = "draft lengths of vLLM's own DFlash, one engine each, up to the drafter's maximum"
     add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
-    sides.add_argument(
-        "--native-schedule",
-        choices=("tuned", "none"),
-        help="tuned: also measure vLLM's own DFlash with num_speculative_tokens_per_batch_size set"
-        " to the fastest K of --native-k (or 0) for each concurrency, found in a short trial"
-        " (default: tuned; with --dataset-name: none)",
-    )
     sides.add_argument(
         "--beside",
         nargs="+",
@@ -113,6 +105,7 @@ def add_sides(parser: argparse.ArgumentParser) -> None:
     )
     about = "KV cache size of every engine; if set, engines on a GPU start at the same time"
     sides.add_argument("--kv-cache-memory-bytes", type=positive, metavar="BYTES", help=about)
+    return sides
 
 
 def add_windows(load: argparse._ArgumentGroup) -> None:
@@ -141,4 +134,4 @@ def add_windows(load: argparse._ArgumentGroup) -> None:
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:
     """Add the folder of the results."""
-    add_folder(parser, "--out", default, "folder for result.json, result.md, result.png and logs")
+    add_folder(parser, "--out", default, "folder for result.json, result.md and logs")

@@ -12,7 +12,6 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.config.thread_binding import check_thread_binding
 from vllm_dflash.tools.bench.bench_datasets import given_dataset
 from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, given_pair
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
@@ -61,9 +60,11 @@ class BenchSetup:
                 f"the loads have up to {self.workload.highest_concurrency} requests in flight, but"
                 f" the engines take {self.parsed.max_num_seqs} at a time: raise --max-num-seqs."
             )
-        if self.parsed.native_schedule == "tuned" and self.parsed.dataset_name:
-            raise ValueError("--native-schedule tuned is for loads, not for sets of prompts.")
-        check_thread_binding(self.parsed.tensor_parallel_size)
+
+    @property
+    def more_engines(self) -> int:
+        """Number of engines that start later than those of the sides."""
+        return 0
 
     @property
     def max_model_len(self) -> int:
@@ -117,11 +118,11 @@ class BenchSetup:
             progress.say("vLLM's own DFlash is left out: it does not support this drafter on CPUs")
             native_k = []
         sides = make_sides(pair.drafter, native_k, distinct(parsed.beside))
-        tunes = parsed.native_schedule == "tuned" and bool(native_k)
         engine = self.engine_arguments(pair.target)
         at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
         if current_platform.is_cuda():
-            engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / (len(sides) + tunes)
+            share = parsed.gpu_memory_utilization / (len(sides) + self.more_engines)
+            engine["gpu_memory_utilization"] = share
             if parsed.kv_cache_memory_bytes is None:
                 at_once = 1  # an engine measures free memory while it starts
         about = describe([*self.program, *sys.argv[1:]], pair.name, engine, self.workload)
@@ -133,7 +134,6 @@ class BenchSetup:
             parsed.out,
             progress,
             warmup_rounds=parsed.warmup_rounds,
-            tune_schedule=tunes,
             dataset=dataset,
         )
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
-from vllm_dflash.tools.bench.bench_plan import CLOSED, Measurement, Workload
+from vllm_dflash.tools.bench.bench_plan import Measurement, Workload
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.bench_report import comparison_table
 from vllm_dflash.tools.bench.sides import (
     PLAIN,
     PLUGIN,
-    SCHEDULE,
     Side,
     SideEngines,
-    tuned_schedule,
 )
 from vllm_dflash.tools.engine_answers import Facts
 from vllm_dflash.tools.progress import Progress
 
-CALIBRATION_SECONDS = 2.0
-CALIBRATION_WINDOWS = 2
-"""Only the last window counts; kernels are prepared before it."""
 MINUTES_TO_START = 1.0
 """Approximate, for an engine that has two cores for itself."""
 
@@ -47,8 +41,6 @@ class Comparison:
     out: Path
     progress: Progress
     warmup_rounds: int = 1
-    tune_schedule: bool = False
-    """Whether to add a side with vLLM's own schedule, tuned by measuring its fixed K here."""
     dataset: Dataset | None = None
     """A set of requests to measure, instead of loads."""
     _requests: list[Asked] = field(default_factory=list, init=False)
@@ -86,7 +78,7 @@ class Comparison:
 
     def announcement(self) -> str:
         """Say what will run, and about how long it takes."""
-        names = [side.name for side in self.record.sides] + [SCHEDULE] * self.tune_schedule
+        names = self._names()
         rounds = self.warmup_rounds + self.record.rounds
         minutes = MINUTES_TO_START * (1 + math.ceil((len(names) - 1) / self.engines.at_once))
         minutes += len(names) * rounds * self.workload.seconds_of_round / 60
@@ -96,6 +88,10 @@ class Comparison:
             f" {max(1, round(minutes))} minutes{self._more_time}. Ctrl-C stops; complete rounds are"
             " kept."
         )
+
+    def _names(self) -> list[str]:
+        """Names of all sides, added ones included."""
+        return [side.name for side in self.record.sides]
 
     @property
     def _more_time(self) -> str:
@@ -107,8 +103,6 @@ class Comparison:
     def _prepare(self, facts: Sequence[Facts]) -> None:
         """Ask the engines for what the plans of rounds depend on. `facts`: those of all engines."""
         self._requests = self._fitting_requests(facts)
-        if self.tune_schedule:
-            self._add_tuned_schedule()
 
     def _plan(self, number: int) -> list[Measurement]:
         """Plan a round; negative numbers are those of warm-up rounds."""
@@ -144,43 +138,6 @@ class Comparison:
                 raise ValueError(f"{words}. Raise --max-model-len.")
             self.progress.say(f"{words} (--max-model-len)")
         return requests
-
-    def _add_tuned_schedule(self) -> None:
-        """Add vLLM's own schedule, of the K that are fastest in short windows, as a side."""
-        sides = self.record.sides
-        lengths = {PLAIN: 0}
-        lengths |= {one.name: one.draft_tokens or 0 for one in sides if one.kind == "native"}
-        calibrated = [side for side in sides if side.name in lengths]
-        rates = {
-            count: {lengths[name]: rate for name, rate in by_name.items()}
-            for count, by_name in self._calibrate(self.workload.concurrency, calibrated).items()
-        }
-        config = calibrated[-1].speculative_config or {}
-        schedule = tuned_schedule(config["model"], rates)
-        sides.insert(len(calibrated), schedule)
-        self.progress.say(f"{SCHEDULE}: {schedule.speculative_config}")
-        self.engines.start([schedule], self.progress)
-
-    def _calibrate(
-        self, counts: Iterable[int], sides: Sequence[Side]
-    ) -> dict[int, dict[str, float]]:
-        """Estimate tokens per second of the closed load, by concurrency and by name of side."""
-        short = replace(
-            self.workload,
-            concurrency=tuple(sorted({*counts})),
-            seconds=min(CALIBRATION_SECONDS, self.workload.seconds),
-        )
-        return self._rates(short.plan_closed(CLOSED, self.all_prompts), sides)
-
-    def _rates(
-        self, plan: Sequence[Measurement], sides: Sequence[Side]
-    ) -> dict[int, dict[str, float]]:
-        """Measure tokens per second of a plan, by setting and by name of side."""
-        rates: dict[int, dict[str, float]] = defaultdict(dict)
-        for _ in range(CALIBRATION_WINDOWS if plan else 0):
-            for one in self._measure("calibrating", plan, sides):
-                rates[one["setting"]][one["side"]] = one["result"]["tokens_per_second"]
-        return rates
 
     def _measure(
         self, name: str, plan: Sequence[Measurement], sides: Sequence[Side]

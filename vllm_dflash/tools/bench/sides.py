@@ -18,7 +18,6 @@ from vllm_dflash.tools.progress import Progress
 
 OURS = "ours"
 PLAIN = "plain"
-SCHEDULE = "native schedule"
 LOOK_UPS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 7, "prompt_lookup_min": 2, "prompt_lookup_max": 8},
     "suffix": {},
@@ -97,25 +96,6 @@ def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()
             called = ", ".join(f"{key} {value}" for key, value in options.items())
         sides.append(Side(f"ours, {called}", "beside", PLUGIN, dflash | options))
     return sides
-
-
-def tuned_schedule(drafter: str, rates: Mapping[int, Mapping[int, float]]) -> Side:
-    """Make a side of native DFlash with vLLM's schedule: the fastest K per number of requests.
-
-    `rates`: tokens per second by number of requests and K; K = 0 is plain decoding. A K holds from
-    its number of requests up to the next; vLLM uses the last K for all larger numbers.
-    """
-    counts = sorted(rates)
-    lasts = [*(following - 1 for following in counts[1:]), counts[-1]]
-    fastest = [max(rates[count], key=rates[count].__getitem__) for count in counts]
-    ranges = zip([1, *counts[1:]], lasts, fastest, strict=True)
-    config = {
-        "method": "dflash",
-        "model": drafter,
-        "num_speculative_tokens": max(rates[counts[0]]),
-        "num_speculative_tokens_per_batch_size": [[*one] for one in ranges],
-    }
-    return Side(SCHEDULE, "native schedule", NO_PLUGIN, config)
 
 
 @dataclass

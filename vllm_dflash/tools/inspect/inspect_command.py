@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from contextlib import redirect_stdout
 from typing import Any
-
-from pydantic import ByteSize, TypeAdapter
 
 from vllm_dflash.tools.arguments import add_pair, positive
 from vllm_dflash.tools.console import print_report
@@ -25,7 +22,6 @@ from vllm_dflash.tools.inspect.inspection import (
 ENGINE: dict[str, dict[str, Any]] = {
     "tensor_parallel_size": {"type": positive, "metavar": "N", "help": "number of ranks"},
     "max_model_len": {"type": positive, "metavar": "N", "help": "maximum tokens per request"},
-    "block_size": {"type": positive, "metavar": "N", "help": "tokens per KV cache block"},
     "dtype": {"help": "dtype of the weights: auto, bfloat16, float16 or float32"},
     "kv_cache_dtype": {"help": "dtype of the KV cache, such as auto or fp8"},
     "draft_kv_cache_dtype": {"help": "dtype of the drafter's KV cache (default: the same)"},
@@ -43,12 +39,12 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Show what a drafter is, whether it fits a target, and how much memory the pair"
         " needs.\nReads configs and the headers of safetensors files. Loads no weights and needs"
         " no GPU.",
-        epilog=f"exit code: {FITS} fits, {DOES_NOT_FIT} does not fit (or --kv-cache-memory does not"
-        f" hold one request), {UNREADABLE} could not be read\n\n"
+        epilog=f"exit code: {FITS} fits, {DOES_NOT_FIT} does not fit, {UNREADABLE} could not be"
+        " read\n\n"
         "examples:\n"
         "  vllm-dflash inspect models/demo/drafter --target models/demo/target\n"
         "  vllm-dflash inspect models/demo/drafter --target models/demo/target \\\n"
-        "      --kv-cache-memory 4GiB --max-model-len 2048 --json\n"
+        "      --max-model-len 2048 --json\n"
         "  vllm-dflash inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,13 +53,6 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--json", action="store_true", help="print only a JSON object (see docs/inspect.md)"
     )
     engine = parser.add_argument_group("engine settings that affect the result")
-    engine.add_argument(
-        "--kv-cache-memory",
-        type=parse_size,
-        metavar="SIZE",
-        help="size of the KV cache on each rank, such as 4GiB (default: VLLM_CPU_KVCACHE_SPACE"
-        " on a CPU if set, otherwise a few examples)",
-    )
     for name, option in ENGINE.items():
         engine.add_argument(f"--{name.replace('_', '-')}", **option)
     parser.set_defaults(run=run_inspect)
@@ -82,7 +71,6 @@ def run_inspect(parsed: argparse.Namespace) -> int:
             parsed.target,
             revision=parsed.revision,
             drafter_overrides=parsed.drafter_overrides,
-            kv_cache_memory=parsed.kv_cache_memory,
             **{name: getattr(parsed, name) for name in ENGINE if getattr(parsed, name)},
         )
     if parsed.json:
@@ -93,16 +81,3 @@ def run_inspect(parsed: argparse.Namespace) -> int:
     if found.error is not None:
         print("\n".join(notes), file=sys.stderr)
     return found.exit_code
-
-
-def parse_size(text: str) -> int:
-    """Parse a size such as `4GiB`, `4 GB`, `1.5GiB`, `512MiB` or `4294967296`. Returns bytes."""
-    size = 0
-    if re.fullmatch(r"\s*\d+(\.\d+)?\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE):
-        whole = re.sub(r"(?i)(?<=[kmgti])\s*$", "B", text)  # add the B to 4Gi, as in Kubernetes
-        size = TypeAdapter(ByteSize).validate_python(whole)
-    if size < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size: use 4GiB, 512MiB, 4GB or a number of bytes"
-        )
-    return size

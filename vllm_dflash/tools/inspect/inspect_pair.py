@@ -15,7 +15,6 @@ from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
-    missing_weights,
     read_headers_of,
 )
 from vllm_dflash.checkpoint.pairing import (
@@ -42,7 +41,6 @@ def inspect_pair(
     *,
     revision: str | None = None,
     drafter_overrides: Mapping[str, Any] | None = None,
-    kv_cache_memory: int | None = None,
     tensor_parallel_size: int = 1,
     draft_kv_cache_dtype: str | None = None,
     **engine: Any,
@@ -52,26 +50,17 @@ def inspect_pair(
     Reads configs and the headers of safetensors files, from folders or repositories. Loads no
     weights and needs no GPU. Does not raise if the pair does not fit or cannot be read.
 
-    Args:
-        drafter: folder or repository of the drafter.
-        target: folder or repository of the target.
-        revision: revision of the drafter's repository.
-        drafter_overrides: fields that override those of its `config.json`.
-        kv_cache_memory: bytes of KV cache on each rank; None: `VLLM_CPU_KVCACHE_SPACE` if set, on
-            the CPU platform, otherwise a few examples.
-        tensor_parallel_size: number of ranks.
-        draft_kv_cache_dtype: dtype of the drafter's cache; None: the target's.
-        engine: other engine arguments of vLLM that affect the result, such as `max_model_len`.
+    `draft_kv_cache_dtype`: None: the target's. `engine`: other engine arguments of vLLM that affect
+    the result, such as `max_model_len`.
     """
     found = Inspection(drafter, target)
     try:
         spec = found.drafter = _read_spec(drafter, revision, drafter_overrides, target)
         found.warnings += spec.remarks
-        headers = _read_headers(found, "drafter", drafter, revision)
+        headers = _read_headers(found, drafter, revision)
         if headers is not None:
             found.tensors = _tensor_facts(found, spec, headers)
-        args, model, facts = _read_target(target, engine)
-        target_headers = _read_headers(found, "target", target)
+        model, facts = _read_target(target, engine)
     except ValueError as error:
         found.error = str(error)
         return found
@@ -83,8 +72,6 @@ def inspect_pair(
         vocab_size=facts.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=model.max_model_len,
-        parameters=target_headers.parameters if target_headers else None,
-        num_bytes=target_headers.num_bytes if target_headers else None,
     )
     remarks, spec = len(spec.remarks), beside_target(spec, facts)
     found.warnings += spec.remarks[remarks:]
@@ -104,8 +91,8 @@ def inspect_pair(
         found.not_checked.append("memory: the target cannot be split over this many ranks")
     else:
         tensors = headers.tensors if headers else {}
-        sizes = kv_cache_memory, tensor_parallel_size, draft_kv_cache_dtype
-        inspect_memory(found, tensors, args, *sizes)
+        cache_dtype = draft_kv_cache_dtype or engine.get("kv_cache_dtype", "auto")
+        inspect_memory(found, tensors, model, tensor_parallel_size, cache_dtype)
     if not found.faults:
         config: dict[str, Any] = {"revision": revision}
         config |= {"drafter_overrides": dict(drafter_overrides or {})}
@@ -113,7 +100,7 @@ def inspect_pair(
         written = {name: value for name, value in config.items() if value}
         found.speculative_config = {"method": "dflash", "model": drafter, **written}
         ranks = {} if tensor_parallel_size == 1 else {"tensor_parallel_size": tensor_parallel_size}
-        found.command = _command(found, {**ranks, **engine}, kv_cache_memory)
+        found.command = _command(found, {**ranks, **engine})
     return found
 
 
@@ -129,20 +116,16 @@ def _read_spec(
     return parse_overridden(drafter, config, overrides or {})
 
 
-def _read_headers(
-    found: Inspection, what: str, model: str, revision: str | None = None
-) -> Headers | None:
+def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Headers | None:
     try:
-        return read_headers_of(model, revision)
+        return read_headers_of(drafter, revision)
     except HeadersNotCheckedError as error:
-        if what == "drafter" and Path(model).is_dir():
-            raise ValueError(
-                f"drafter {model!r}: {error}.{missing_weights(Path(model))}"
-            ) from error
-        found.not_checked.append(f"the {what}'s tensors: {error}")
+        if Path(drafter).is_dir():
+            raise ValueError(f"drafter {drafter!r}: {error}.") from error
+        found.not_checked.append(f"the drafter's tensors: {error}")
         return None
     except HeadersUnreadableError as error:
-        raise ValueError(f"{what} {model!r}: {error}") from error
+        raise ValueError(f"drafter {drafter!r}: {error}") from error
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
@@ -165,13 +148,10 @@ def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> Ten
     )
 
 
-def _read_target(
-    target: str, engine: Mapping[str, Any]
-) -> tuple[EngineArgs, ModelConfig, PairingTarget]:
-    """Return engine arguments for one rank, vLLM's config of the target, and facts for pairing.
+def _read_target(target: str, engine: Mapping[str, Any]) -> tuple[ModelConfig, PairingTarget]:
+    """Return vLLM's config of the target, and facts for pairing.
 
-    Raises ValueError if the target cannot be read. One rank, because vLLM would want the others to
-    exist; `inspect_memory` divides sizes by the number of ranks.
+    Raises ValueError if the target cannot be read.
     """
     if found := folder_fault(target):
         raise ValueError(
@@ -181,7 +161,7 @@ def _read_target(
     try:
         args = EngineArgs(model=target, skip_tokenizer_init=True, **engine)
         model = args.create_model_config()
-        return args, model, target_facts(model)
+        return model, target_facts(model)
     except Exception as error:  # an arbitrary config can fail in arbitrary ways
         why = without_frame(error) or type(error).__name__
         remedy = (
@@ -204,14 +184,12 @@ def _rank_faults(model: ModelConfig, tp_size: int) -> list[str]:
     return faults
 
 
-def _command(found: Inspection, engine: Mapping[str, Any], kv_cache_memory: int | None) -> str:
+def _command(found: Inspection, engine: Mapping[str, Any]) -> str:
     """Return the `vllm serve` command for these settings."""
     words = ["vllm", "serve", found.target_model]
     for name, value in engine.items():
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
             words.append(str(value))
-    if kv_cache_memory is not None:
-        words += ["--kv-cache-memory-bytes", str(kv_cache_memory)]
     words += ["--speculative-config", json.dumps(found.speculative_config)]
     return shlex.join(words)

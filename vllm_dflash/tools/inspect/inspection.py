@@ -11,7 +11,7 @@ from pydantic import ByteSize
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.tools.tables import Table
 
-SCHEMA = "vllm-dflash.inspect/2"
+SCHEMA = "vllm-dflash.inspect/3"
 FITS, DOES_NOT_FIT, UNREADABLE = 0, 1, 2
 STATUS = {FITS: "fits", DOES_NOT_FIT: "does not fit", UNREADABLE: "unreadable"}
 Rows = list[tuple[str, ...]]
@@ -20,7 +20,6 @@ REMEDIES = {
     "pair": "Choose a drafter that was trained for this target.",
     "parallel": "Choose another --tensor-parallel-size.",
     "tensors": "Download the drafter again: its weights are not those its config.json implies.",
-    "memory": "Choose another --max-model-len or --kv-cache-memory.",
 }
 """What to do about each kind of fault."""
 
@@ -30,7 +29,7 @@ class Fault:
     """A reason why the pair does not fit."""
 
     kind: str
-    """`target`, `pair`, `parallel` (number of ranks), `tensors` or `memory`."""
+    """`target`, `pair`, `parallel` (number of ranks) or `tensors`."""
     message: str
 
 
@@ -59,36 +58,6 @@ class TargetFacts:
     vocab_size: int
     dtype: str
     max_model_len: int
-    parameters: int | None
-    """None if the headers were not checked."""
-    num_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a KV cache of `num_bytes` bytes holds on each rank, as vLLM logs it at start."""
-
-    num_bytes: int
-    tokens: int
-    max_concurrency: float
-    """Number of requests of `max_model_len` tokens that fit at a time."""
-    longest_request: int
-    """Tokens: the largest `--max-model-len` that vLLM starts with, up to the target's limit."""
-
-
-@dataclass(frozen=True)
-class CacheFacts:
-    """The KV cache that target and drafter share, on each rank."""
-
-    block_size: int
-    """Tokens per cache block."""
-    drafter_bytes_per_token: int
-    target_bytes_per_token: int
-    sliding_target_layers: int
-    """Number of the target's layers with a sliding window shorter than `max_model_len`."""
-    budget_source: str | None
-    """`--kv-cache-memory` or `VLLM_CPU_KVCACHE_SPACE`; None if `budgets` are examples."""
-    budgets: list[Budget]
 
 
 @dataclass(frozen=True)
@@ -99,11 +68,10 @@ class MemoryFacts:
     tensor_parallel_size: int
     drafter_tensor_parallel_size: int
     """Ranks that the drafter's layers are split over; 1 if each rank has all of them."""
-    max_model_len: int
     drafter_weights: int
     """The drafter's own parameters, plus a copy of its K and V projections."""
-    cache: CacheFacts | None
-    """None if the size of the target's cache is unknown; `not_checked` says why."""
+    drafter_cache_per_token: int | None
+    """Keys and values of its layers; None if their size is unknown: `not_checked` says why."""
 
 
 @dataclass
@@ -153,10 +121,7 @@ def make_tables(found: Inspection) -> list[Table]:
         size = memory.tensor_parallel_size
         ranks = f" on each of {size} ranks" if size > 1 else ""
         named.append((f"Memory{ranks} (platform {memory.platform})", _memory(memory)))
-    tables = [Table(title, (), rows, words=(0, 1)) for title, rows in named]
-    if memory is not None and memory.cache is not None:
-        tables.append(_budgets(memory.cache, memory.max_model_len))
-    return tables
+    return [Table(title, (), rows, words=(0, 1)) for title, rows in named]
 
 
 def make_notes(found: Inspection) -> list[str]:
@@ -217,15 +182,12 @@ def layer_ranges(spec: DrafterSpec) -> Rows:
 
 
 def _target(facts: TargetFacts) -> Rows:
-    rows: Rows = [
+    return [
         ("model", f"{facts.model} ({facts.architecture})"),
         ("layers", f"{facts.num_layers}, hidden size {facts.hidden_size}"),
         ("vocabulary", f"{facts.vocab_size} tokens"),
         ("runs in", f"{facts.dtype}, up to {facts.max_model_len} tokens a request"),
     ]
-    if facts.parameters is not None and facts.num_bytes is not None:
-        rows.append(("tensors", f"{_stored(facts.parameters, facts.num_bytes)} in files"))
-    return rows
 
 
 def _memory(facts: MemoryFacts) -> Rows:
@@ -235,29 +197,9 @@ def _memory(facts: MemoryFacts) -> Rows:
         layers = "split over the ranks" if is_split else "whole on every rank: they do not divide"
         rows.append(("drafter's layers", layers))
     rows.append(("drafter's weights", _size(facts.drafter_weights)))
-    if (cache := facts.cache) is not None:
-        drafters, targets = cache.drafter_bytes_per_token, cache.target_bytes_per_token
-        share = f"{drafters / (drafters + targets):.1%} of the KV cache"
-        rows += [
-            ("drafter's K/V per token", f"{_size(drafters)}, {share}"),
-            ("target's K/V per token", _size(targets)),
-        ]
+    if facts.drafter_cache_per_token is not None:
+        rows.append(("drafter's K/V per token", _size(facts.drafter_cache_per_token)))
     return rows
-
-
-def _budgets(cache: CacheFacts, max_model_len: int) -> Table:
-    rows: Rows = [
-        (
-            _size(budget.num_bytes),
-            f"{budget.tokens:,}",
-            f"{budget.max_concurrency:.2f}",
-            f"{budget.longest_request:,}",
-        )
-        for budget in cache.budgets
-    ]
-    columns = ["KV cache", "tokens", f"requests of {max_model_len:,} at a time"]
-    columns.append("longest --max-model-len")
-    return Table(f"What it holds, {cache.budget_source or 'examples'}", columns, rows)
 
 
 def _stored(parameters: int, num_bytes: int) -> str:

@@ -1,25 +1,20 @@
-"""The memory that a pair needs, and what a KV cache of a given size holds, on each rank."""
+"""The memory that a drafter needs on each rank: its weights, and its part of the KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
 
-import torch
-from pydantic import ByteSize
-from vllm.config import ModelConfig, VllmConfig
-from vllm.engine.arg_utils import EngineArgs
+from vllm.config import ModelConfig
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.pairing import drafter_ranks
-from vllm_dflash.checkpoint.refusal import without_frame
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts, required_vocabulary
-from vllm_dflash.tools.inspect.inspection import Budget, CacheFacts, Fault, Inspection, MemoryFacts
+from vllm_dflash.tools.inspect.inspection import Inspection, MemoryFacts
 
-GIB = 1 << 30
 VOCABULARY_ALIGNMENT = 64
 """vLLM pads embeddings and heads to a multiple of this many rows."""
 D2T_BYTES = 8
@@ -33,51 +28,61 @@ COUNTED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m
 COUNTED |= {"fp8_per_token_head", "int8_per_token_head"}
 """Cache dtypes that do not pack numbers; the last two also keep scales."""
 SCALE_BYTES = 4
-OPTION, ENVIRONMENT = "--kv-cache-memory", "VLLM_CPU_KVCACHE_SPACE"
-EXAMPLES = (1 * GIB, 4 * GIB, 16 * GIB, 64 * GIB)
 
 
 def inspect_memory(
     found: Inspection,
     tensors: Mapping[str, Tensor],
-    args: EngineArgs,
-    kv_cache_memory: int | None,
+    model: ModelConfig,
     tp_size: int,
-    draft_cache: str | None = None,
+    cache_dtype: str,
 ) -> None:
-    """Fill in `found.memory`, and the faults, warnings and unchecked facts that follow from it.
+    """Fill in `found.memory`, and the warnings and unchecked facts that follow from it.
 
-    Args:
-        found: an inspection that has a drafter and a target.
-        tensors: tensors of the drafter's checkpoint; empty if unknown.
-        args: arguments of the target's engine on one rank.
-        kv_cache_memory: bytes of KV cache on each rank, if given.
-        tp_size: number of ranks.
-        draft_cache: dtype of the drafter's cache, if it differs from the target's.
+    `tensors`: of the drafter's checkpoint; empty if unknown. `cache_dtype`: as in vLLM's options.
     """
-    spec, target = found.drafter, found.target
+    spec = found.drafter
     assert spec is not None
-    assert target is not None
-    cache = None
+    cached = None
     try:
-        config = args.create_engine_config()
-        of_environment = config.cache_config.kv_cache_memory_bytes  # set by vLLM on CPUs
-        sizes = {OPTION: kv_cache_memory, ENVIRONMENT: of_environment}
-        asked = {name: size for name, size in sizes.items() if size is not None}
-        cache = _cache_facts(spec, config, asked, tp_size, draft_cache)
-    except Exception as error:  # vLLM may refuse this config here
-        found.not_checked.append(f"KV cache: {without_frame(error) or type(error).__name__}")
-    else:
-        _judge(found, cache, asked, target.max_model_len)
-    itemsize = getattr(torch, target.dtype).itemsize
+        cached = cache_bytes(spec, model, tp_size, cache_dtype)
+    except ValueError as error:
+        found.not_checked.append(f"KV cache: {error}")
+    window = model.get_sliding_window()
+    if current_platform.is_cpu() and window is not None and window < model.max_model_len:
+        found.warnings.append(
+            f"layers of the target have a sliding window of {window} tokens. Without DFlash, vLLM"
+            " keeps only their windows; with DFlash on this platform, they keep the whole context"
+            " like all others, since drafters on V1 have a single cache group"
+        )
     found.memory = MemoryFacts(
         platform=current_platform.device_name,
         tensor_parallel_size=tp_size,
         drafter_tensor_parallel_size=drafter_ranks(spec, tp_size),
-        max_model_len=target.max_model_len,
-        drafter_weights=loaded_weights(spec, tensors, itemsize, tp_size),
-        cache=cache,
+        drafter_weights=loaded_weights(spec, tensors, model.dtype.itemsize, tp_size),
+        drafter_cache_per_token=cached,
     )
+
+
+def cache_bytes(spec: DrafterSpec, model: ModelConfig, tp_size: int, cache_dtype: str) -> int:
+    """Return the bytes of a token's keys and values in all layers of a drafter, on each rank.
+
+    Windows do not matter: our sliding layers keep the whole context. Raises ValueError for a dtype
+    whose size is not known.
+    """
+    resolved = resolve_kv_cache_dtype_string(cache_dtype, model)
+    if resolved not in COUNTED:
+        raise ValueError(
+            f"vLLM packs the numbers of a {resolved} cache, so its size is only known once it runs"
+        )
+    scale = 0
+    if resolved.endswith("per_token_head"):
+        if current_platform.is_cpu():
+            raise ValueError(f"vLLM has no kernels for a {resolved} cache on CPUs")
+        scale = SCALE_BYTES
+    itemsize = kv_cache_dtype_str_to_dtype(resolved, model).itemsize
+    heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
+    return 2 * heads * spec.num_layers * (spec.head_dim * itemsize + scale)
 
 
 def loaded_weights(
@@ -122,141 +127,3 @@ def loaded_weights(
         inputs = spec.hidden_size + (1 if spec.attention_bias else 0)
         stacked += 2 * kv_heads * spec.head_dim * inputs
     return num_bytes + (numbers + spec.num_layers * stacked) * itemsize
-
-
-# --- the KV cache -----------------------------------------------------------------------------
-
-
-def _cache_facts(
-    spec: DrafterSpec,
-    config: VllmConfig,
-    asked: Mapping[str, int],
-    tp_size: int,
-    draft_cache: str | None,
-) -> CacheFacts:
-    """Return facts about each rank's cache. Raises ValueError if the config does not tell its size.
-
-    `asked`: bytes of the cache by their source; the first one counts.
-    """
-    written = config.cache_config.cache_dtype
-    vectors, sliding = _target_cache(config, tp_size)
-    target_bytes = _num_bytes(vectors, written, config.model_config)
-    # Windows do not matter: our sliding layers keep the whole context.
-    heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
-    own = [spec.head_dim] * (2 * heads * spec.num_layers)
-    own_bytes = _num_bytes(own, draft_cache or written, config.model_config)
-    source = next(iter(asked), None)
-    sizes = EXAMPLES if source is None else (asked[source],)
-    block_size, max_model_len = config.cache_config.block_size, config.model_config.max_model_len
-    bytes_per_block = (target_bytes + own_bytes) * block_size
-    return CacheFacts(
-        block_size=block_size,
-        drafter_bytes_per_token=own_bytes,
-        target_bytes_per_token=target_bytes,
-        sliding_target_layers=sliding,
-        budget_source=source,
-        budgets=[_budget(size, bytes_per_block, block_size, max_model_len) for size in sizes],
-    )
-
-
-def _num_bytes(vectors: list[int], cache_dtype: str, model: ModelConfig) -> int:
-    """Return the bytes of `vectors` (numbers in each). Raises ValueError for an unknown dtype."""
-    if cache_dtype not in COUNTED:
-        raise ValueError(
-            f"vLLM packs the numbers of a {cache_dtype} cache, so its size is only known once it"
-            " runs"
-        )
-    scale = 0
-    if cache_dtype.endswith("per_token_head"):
-        if current_platform.is_cpu():
-            raise ValueError(f"vLLM has no kernels for a {cache_dtype} cache on CPUs")
-        scale = SCALE_BYTES
-    itemsize = kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize
-    return sum(vectors) * itemsize + len(vectors) * scale
-
-
-def _target_cache(config: VllmConfig, tp_size: int) -> tuple[list[int], int]:
-    """Return what the target caches per token on each rank: the sizes of its vectors.
-
-    Also returns the number of layers whose window is shorter than `max_model_len`. Raises
-    ValueError for a target that is not a plain transformer, whose config does not tell.
-    """
-    model = config.model_config
-    for what, has_it in (
-        ("layers other than attention", model.is_hybrid or model.is_attention_free),
-        ("layers without attention", model.has_noops),
-        ("an encoder", model.is_encoder_decoder),
-        ("chunked local attention", model.attention_chunk_size is not None),
-        # vLLM 0.33
-        ("its own grouping of caches", getattr(model, "supports_kv_cache_grouping", False)),
-    ):
-        if has_it:
-            raise ValueError(f"the target has {what}, so its size is only known once it runs")
-    text = model.hf_text_config
-    num_layers = model.get_total_num_hidden_layers()
-    kinds = getattr(text, "layer_types", None) or [""] * num_layers
-    vectors: list[int] = []
-    sliding = 0
-    # In newer Gemma models, the last `num_kv_shared_layers` layers read the cache of earlier ones.
-    for number in range(num_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)):
-        shape = model.model_arch_config[number]
-        if model.use_mla:  # one vector for the keys and values of all heads
-            vectors.append(shape.head_size)
-        else:
-            heads = max(1, shape.total_num_kv_heads // tp_size)
-            vectors += [shape.head_size] * (2 * heads)
-        window = config.cache_config.sliding_window
-        if window is None and kinds[number] == "sliding_attention":
-            window = model.get_sliding_window()
-        sliding += window is not None and window < model.max_model_len
-    return vectors, sliding
-
-
-def _budget(num_bytes: int, bytes_per_block: int, block_size: int, max_model_len: int) -> Budget:
-    """Count as vLLM does if all layers keep the whole context: one pool of blocks for all."""
-    blocks = num_bytes // bytes_per_block
-    max_concurrency = blocks / -(-max_model_len // block_size)
-    usable = max(blocks - 1, 0)  # vLLM keeps one for itself
-    return Budget(
-        num_bytes=num_bytes,
-        tokens=int(max_concurrency * max_model_len),
-        max_concurrency=max_concurrency,
-        longest_request=min(usable * block_size, max_model_len),
-    )
-
-
-def _judge(
-    found: Inspection, cache: CacheFacts, asked: Mapping[str, int], max_model_len: int
-) -> None:
-    """Report the effect of windows, and a budget that is too small for vLLM to start."""
-    if len({*asked.values()}) > 1:
-        found.warnings.append(
-            f"{ENVIRONMENT} is set, and on CPUs it overrides --kv-cache-memory-bytes: unset it"
-        )
-    if sliding := cache.sliding_target_layers:
-        if not current_platform.is_cpu():  # the target caches only windows, so less may be enough
-            found.not_checked.append(
-                f"what windows save: {sliding} of the target's layers have one, but the KV cache is"
-                " counted as if they kept the whole context, so less may be enough for a request of"
-                " max_model_len"
-            )
-            return
-        found.warnings.append(
-            f"{sliding} of the target's layers have a sliding window. Without DFlash, vLLM keeps"
-            " only their windows; with DFlash on this platform, they keep the whole context like"
-            " all others, since drafters on V1 have a single cache group"
-        )
-    longest = min(budget.longest_request for budget in cache.budgets)
-    if cache.budget_source is None or longest >= max_model_len:
-        return
-    size = ByteSize(asked[cache.budget_source]).human_readable(separator=" ")
-    message = (
-        f"{size} of KV cache ({cache.budget_source}) cannot hold one request of max_model_len"
-        f" {max_model_len}, so vLLM does not start; "
-        + (f"pass --max-model-len {longest} or less, or " if longest else "")
-        + "give it more memory"
-    )
-    if cache.budget_source == OPTION:
-        found.faults.append(Fault("memory", message))
-    else:
-        found.warnings.append(message)

@@ -101,11 +101,8 @@ def compare_all(
 ) -> list[list[Divergence]]:
     """Find the divergences of each text, with one batch of distinct requests per round.
 
-    Args:
-        texts: texts to compare.
-        stop_tokens: tokens that end a text.
-        ask: runs requests on plain decoding and returns their results in order, such as `complete`.
-        on_round: called before each round with the number of texts that are done.
+    `ask` runs requests on plain decoding and returns their results in order, such as `complete`.
+    `on_round` is called before each round with the number of texts that are done.
     """
     found: list[list[Divergence]] = [[] for _ in texts]
     comparisons = {number: compare(text, stop_tokens) for number, text in enumerate(texts)}

@@ -152,15 +152,7 @@ def verify_pair(
 ) -> Verification:
     """Run `verify` on two engines, each in its own process. Raises as `verify` does.
 
-    Args:
-        target: folder or repository.
-        speculative_config: as for `vllm serve`; for the engine to verify.
-        prompts: see `verify`.
-        settings: see `verify`.
-        dtype: dtype of both engines.
-        flags: flags of `vllm serve` for both engines.
-        logs: folder for the engines' logs; None: keep only those of an engine that died.
-        progress: see `verify`.
+    `logs`: folder for the engines' logs; None: keep only those of an engine that died.
     """
     if not speculative_config:
         raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')

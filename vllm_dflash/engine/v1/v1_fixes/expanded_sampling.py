@@ -28,12 +28,7 @@ def expand_batch_to_tokens(
 ) -> torch.Tensor:
     """Repeat each request's value for each of its draft tokens.
 
-    Args:
-        x: one value per request, [R].
-        cu_num_tokens: running total of draft tokens, [R].
-        num_tokens: total of draft tokens.
-        replace_from: value to replace.
-        replace_to: replacement for it.
+    `x`: one value per request, [R]; `cu_num_tokens`: running total of draft tokens, [R].
 
     Returns:
         One value per draft token, [num_tokens], in the dtype of `x`.

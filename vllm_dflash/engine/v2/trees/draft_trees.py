@@ -122,9 +122,7 @@ class DraftTrees:
     def settle(self, batch: InputBatch, features: list[torch.Tensor] | None) -> None:
         """Make accepted nodes consecutive tokens, after the target has run and the walk is done.
 
-        Args:
-            batch: R requests.
-            features: features of the target's taps, [T, H] each.
+        `features`: of the target's taps, [T, H] each.
         """
         if not (self.is_attached and batch.num_draft_tokens):
             return

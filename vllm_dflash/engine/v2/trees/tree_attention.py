@@ -41,9 +41,7 @@ BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
 def refusal(config: VllmConfig, layers: Layers) -> str | None:
     """Reason why this target gets chains; None if its attention layers can attend to trees.
 
-    Args:
-        config: the config that the engine was started with.
-        layers: the target's attention layers by name, after loading.
+    `layers`: the target's attention layers by name, after loading.
     """
     parallel = config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
