@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from loads.comparison import SCHEDULE
-from plot import plot_panels
 from vllm_dflash.tools.bench.bench_plan import CLOSED
 from vllm_dflash.tools.bench.bench_report import Results, comparison_table, throughput_table
+from vllm_dflash.tools.bench.plot import plot_panels
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 
 ROOT = Path(__file__).parents[1]

@@ -188,6 +188,7 @@ def make_tables(report: ParityReport) -> list[Table]:
     for stage in report.stages:
         errors = [_written(stage, error) for error in (stage.end_to_end, stage.alone)]
         stages.append([stage.name, *errors, _note(report, stage)])
+    culprits = [n for n, stage in enumerate(report.stages) if stage is report.first_difference]
     accepted = []
     for number, one in enumerate(report.acceptance, start=1):
         for name, counts in asdict(one).items():
@@ -196,7 +197,7 @@ def make_tables(report: ParityReport) -> list[Table]:
             accepted.append([prompt, name, " ".join(map(str, counts)), mean])
     heads = ["prompt", "", "accepted", "acceptance length"]
     return [
-        Table(title, ["stage", "end to end", "alone", ""], stages, words=(0, 3)),
+        Table(title, ["stage", "end to end", "alone", ""], stages, words=(0, 3), marked=culprits),
         Table("Accepted drafts, step by step", heads, accepted, words=(0, 1, 2)),
     ]
 

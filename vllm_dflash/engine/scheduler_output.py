@@ -1,4 +1,5 @@
 """Facts about drafting in vLLM's `SchedulerOutput`: placeholders, and newly allocated cache blocks.
+Also the room that a step has for drafts.
 
 If a request was just admitted or resumed, and all but one token of its prompt is cached, vLLM pads
 it with K placeholders, so that its rows look like those of the others (`Scheduler.schedule`,
@@ -8,6 +9,7 @@ rejected and say nothing about the drafter.
 
 from __future__ import annotations
 
+import logging
 from copy import copy
 
 from vllm.config import VllmConfig
@@ -58,3 +60,28 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     speculative.num_speculative_tokens = width
     narrow.speculative_config = speculative
     return narrow
+
+
+def few_rows(config: VllmConfig) -> tuple[int, str] | None:
+    """Log level and message if `max_num_batched_tokens` is too small for drafts or for all
+    requests; None if it is large enough.
+
+    vLLM 0.32 reserves K rows of a step for each request's block. 0.33 reserves none; it admits only
+    as many requests as have room for a block, and logs that.
+    """
+    width, schedule = Mode.of(config).draft_width, config.scheduler_config
+    assert config.speculative_config is not None
+    if not config.speculative_config.max_num_new_slots_for_drafting:
+        return None
+    rows, most = schedule.max_num_batched_tokens, schedule.max_num_seqs
+    if rows < 2 + width:
+        return logging.WARNING, (
+            f"max_num_batched_tokens is {rows}, of which vLLM keeps {width} for a request's block,"
+            f" so no draft is ever verified: raise it to {1 + 2 * width} at least."
+        )
+    if rows < (1 + width) * most:
+        return logging.INFO, (
+            f"max_num_batched_tokens is {rows}: a step has room for {rows // (1 + width)} of up to"
+            f" {most} requests (max_num_seqs), since vLLM keeps {width} rows for the block of each."
+        )
+    return None

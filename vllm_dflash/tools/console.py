@@ -26,9 +26,15 @@ def output_console() -> Console:
 
 
 def print_report(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
-    """Print tables, then the notes."""
-    for table in tables:
-        print(f"{table.plain()}\n")
+    """Print tables, drawn on a terminal and as plain text elsewhere, then the notes."""
+    if sys.stdout.isatty():
+        console = output_console()
+        for table in tables:
+            console.print(table.rich())
+        print()
+    else:
+        for table in tables:
+            print(f"{table.plain()}\n")
     for note in notes:
         print(note)
     sys.stdout.flush()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("matplotlib")
+
 from loads.comparison import LoadsComparison, tuned_schedule
 from loads.report import LoadsRecord
 from loads.step_times import KINDS, OF_A_KIND

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from vllm_dflash.engine.scheduler_output import fresh_cache_blocks, newly_admitted
+from support.configs_by_hand import QWEN
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
+from vllm_dflash.engine.scheduler_output import few_rows, fresh_cache_blocks, newly_admitted
 from vllm_dflash.engine.v1.backlog import useless_cache_blocks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 
@@ -78,3 +82,29 @@ def test_blocks_of_ended_requests_that_no_prefix_can_be_found_in() -> None:
     ]
     assert useless_cache_blocks(ended, 1, 32, caches_prefixes=True) == [2, 5, 6]
     assert useless_cache_blocks(ended, 1, 32, caches_prefixes=False) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests", "level", "said"),
+    [
+        (8, 2, logging.WARNING, "so no draft is ever verified: raise it to 15 at least."),
+        (9, 1, None, ""),
+        (9, 2, logging.INFO, "max_num_batched_tokens is 9: a step has room for 1 of up to 2"),
+        (16, 2, None, ""),
+        (2048, 256, None, ""),
+        (2040, 256, logging.INFO, "room for 255 of up to 256 requests"),
+    ],
+)
+def test_few_rows_are_said(rows: int, requests: int, level: int | None, said: str) -> None:
+    """K = 7. A step of `rows` reserves 7 for each request, which has one row of its own."""
+    mode = Mode(32, 7, "adaptive", parse_config("it", QWEN), most_free=32)
+    config: Any = SimpleNamespace(
+        additional_config={ADDITIONAL_CONFIG_KEY: mode.to_json()},
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=rows, max_num_seqs=requests),
+        speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=7),
+    )
+    found = few_rows(config)
+    assert (found and found[0]) == level
+    assert said in (found[1] if found else "")
+    config.speculative_config.max_num_new_slots_for_drafting = 0  # as in vLLM 0.33
+    assert few_rows(config) is None

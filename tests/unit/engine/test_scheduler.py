@@ -9,6 +9,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from support.pairs import Pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
+from vllm_dflash.engine import choose_scheduler as ours
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
 from vllm_dflash.engine.v1.v1_scheduler import (
@@ -45,6 +46,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return "outputs"
 
     monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
+    monkeypatch.setattr(ours, "few_rows", lambda _: None)
     monkeypatch.setattr(Scheduler, "__init__", start)
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))

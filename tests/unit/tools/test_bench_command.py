@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from vllm.platforms import current_platform
 
+pytest.importorskip("matplotlib")
+
 from support import DEMO
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.comparison import Comparison

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("matplotlib")
+
 from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset

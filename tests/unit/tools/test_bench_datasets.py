@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("matplotlib")
 pytest.importorskip("pandas")
 
 import pandas
 
 from support import DEMO, ROOT
+from vllm_dflash.seams import DATASETS
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.bench_datasets import (
     SETS,
@@ -47,7 +49,9 @@ def test_first_turns_as_they_stand_there(name: str, prompt: str, tokens: int) ->
     assert (first.prompt, first.tokens) == (prompt, tokens)
 
 
-def test_every_set_has_a_test_file() -> None:
+def test_every_set_has_a_test_file_and_a_seam() -> None:
+    held = {seam.path.partition(":")[2].partition(".")[0] for seam in DATASETS}
+    assert {reader for reader, _ in SETS.values()} <= held
     for name in SETS:
         assert read_dataset(name, file_of(name), tokens=7)[0].tokens == 7
 

@@ -78,6 +78,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     command = ["vllm-dflash", "bench", "--quick"]
     record = Record(describe(command, "a pair", {}, WORKLOAD), SIDES, rounds=9)
     record.finish_round(closed())
@@ -93,4 +94,5 @@ def test_files(tmp_path: Path) -> None:
     markdown = (tmp_path / "result.md").read_text()
     assert "1 of 9 rounds are complete." in markdown
     assert "a pair" in markdown
-    assert {file.name for file in tmp_path.iterdir()} == {"result.json", "result.md"}
+    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in tmp_path.iterdir()} == {"result.json", "result.md", "result.png"}

@@ -134,4 +134,4 @@ def add_windows(load: argparse._ArgumentGroup) -> None:
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:
     """Add the folder of the results."""
-    add_folder(parser, "--out", default, "folder for result.json, result.md and logs")
+    add_folder(parser, "--out", default, "folder for result.json, result.md, result.png and logs")

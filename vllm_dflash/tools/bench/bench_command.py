@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vllm_dflash.tools.bench.bench_arguments import add_arguments, set_defaults
@@ -53,6 +54,9 @@ def run_and_report(comparison: Comparison) -> int:
         record, out = comparison.record, comparison.out
         if record.rounds_complete:
             rounds = f"{record.rounds_complete} of {record.rounds} rounds are complete."
-            files = f"Written: result.json and result.md in {out}"
+            files = f"Written: result.json, result.md and result.png in {out}"
+            if find_spec("matplotlib") is None:
+                files = f"Written: result.json and result.md in {out} (pip install"
+                files += " matplotlib for a plot)"
             print_report(record.tables, [rounds, files])
     return 0

@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,17 @@ class Record:
         return make_tables(self.results)
 
     def write(self, out: Path) -> None:
-        """Write `result.json` and `result.md` into a folder."""
+        """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder."""
         # If this is interrupted, the file of the previous round remains.
         unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
         unfinished.replace(out / "result.json")
         parts = [self._head(), *(table.markdown() for table in self.tables)]
+        if find_spec("matplotlib") is not None:
+            from vllm_dflash.tools.bench.plot import plot_panels
+
+            plot_panels([(self.results, load) for load in self.results.loads], out / "result.png")
+            parts.append("![](result.png)\n")
         (out / "result.md").write_text("\n".join(parts))
 
     def _head(self) -> str:
