@@ -9,6 +9,7 @@ import pytest
 from vllm.platforms import current_platform
 
 from loads.answers import START
+from loads.comparison import LoadsComparison
 from loads.loads_command import main
 from loads.loads_setup import TRAINED_ON
 from loads.step_times import TIMED
@@ -65,6 +66,7 @@ def test_contexts_take_the_place_of_loads(tmp_path: Path, comparisons: list[Comp
     assert loads(tmp_path, "--as-it-is", "--context", "900", "--random-drafter") == 0
     (comparison,) = comparisons
     assert (comparison.workload.loads, comparison.workload.concurrency) == ((), (1, 4))
+    assert isinstance(comparison, LoadsComparison)
     assert not comparison.tune_schedule
     engine = comparison.engines.arguments
     assert engine["max_model_len"] == 900 + 2 * 96 + 64

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vllm_dflash.tools.bench import bench_report as report
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
