@@ -70,6 +70,8 @@ class Mode:
     """Whether vLLM's adaptive verification may be turned on; False if the user turned it off."""
     captures_lengths: bool = False
     """Whether vLLM gets a table of draft lengths to capture graphs for."""
+    chooses_window: bool = False
+    """Whether draft windows are chosen while the engine runs (`planning.window`)."""
     estimates_folder: str | None = None
     """Folder that keeps estimates between starts; None: they are not kept."""
     runner: Runner = "v1"

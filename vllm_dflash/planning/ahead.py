@@ -74,6 +74,8 @@ class AheadPlanner(LearningPlanner):
         super().__init__(max_draft, max_requests, max_draft, fair=fair)
         self.looks_up = looks_up
         self.is_started = self.trims = False
+        self.window_tokens = 0
+        """Tokens of context that blocks attend to at present; 0: all."""
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
         self.probes = ProbeSchedule(LEAST_PROBED)
@@ -182,6 +184,8 @@ class AheadPlanner(LearningPlanner):
 
     def _drafting_seconds(self, count: int, context: float) -> float:
         """Return the seconds of one block per request, with `context` tokens of context in all."""
+        if self.window_tokens:
+            context = min(context, float(count * self.window_tokens))
         return self.costs.block(count * (1 + self.max_draft), context)
 
     def _best(self, expected: Expected) -> PlanAhead:
@@ -242,7 +246,10 @@ class AheadPlanner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
+        drafting = 0.0
+        if step.draft_rows:
+            count = step.draft_rows // (1 + self.max_draft)
+            drafting = self._drafting_seconds(count, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
         self.plain_checks.note(step)
         alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))

@@ -1,0 +1,179 @@
+"""Draft windows, chosen by measured tokens per second."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dflash.planning.window import (
+    FIRST_STEPS,
+    MEMORY,
+    MOST_STEPS,
+    PRIOR,
+    PROBE_STEPS,
+    SHORTEST,
+    TOKENS,
+    WHOLE,
+    ContextClass,
+    Window,
+    WindowChooser,
+    described,
+)
+
+
+@given(
+    st.lists(st.integers(0, 400), min_size=1, max_size=5),
+    st.integers(0, 90),
+    st.integers(0, 300),
+    st.sampled_from([1, 16, 32]),
+)
+def test_what_is_left_out_against_one_request_at_a_time(
+    lens: list[int], tokens: int, shortest: int, unit: int
+) -> None:
+    found = Window(tokens, shortest, 0).skipped(np.array(lens), unit)
+    for context, skipped in zip(lens, found.tolist(), strict=True):
+        if not tokens or context < shortest or context <= tokens:
+            assert skipped == 0
+        else:  # as many blocks as leave the window's tokens
+            assert skipped % unit == 0
+            assert tokens <= context - skipped < tokens + unit
+
+
+def run(
+    chooser: WindowChooser,
+    context: int,
+    steps: int,
+    *,
+    accepted: tuple[float, float],
+    seconds: tuple[float, float],
+    seed: int = 0,
+    requests: int = 4,
+) -> list[int]:
+    """Return the window's tokens in each step of an engine where blocks without a window and with
+    it have these means; the rest of a step takes 10 ms."""
+    random, windows = np.random.default_rng(seed), []
+    for _ in range(steps):
+        window = chooser.choose(np.full(requests, context))
+        way = int(window.tokens > 0)
+        came = int(random.binomial(7 * requests, accepted[way] / 7))
+        chooser.observe_drafts(window, requests, came)
+        took = seconds[way] * requests * random.normal(1.0, 0.05)
+        chooser.observe_seconds(window, requests, took, 0.010 * requests)
+        windows.append(window.tokens)
+    return windows
+
+
+@pytest.mark.parametrize(
+    ("accepted", "seconds", "wanted"),
+    [
+        ((2.0, 2.0), (0.010, 0.005), TOKENS),  # faster
+        ((2.0, 2.0), (0.005, 0.006), 0),
+        ((1.0, 2.0), (0.005, 0.005), TOKENS),  # more accepted
+        ((2.0, 1.0), (0.006, 0.005), 0),  # faster, but much is lost
+    ],
+)
+def test_the_faster_way_is_used_and_the_other_seldom_tried(
+    accepted: tuple[float, float], seconds: tuple[float, float], wanted: int
+) -> None:
+    chooser = WindowChooser(8192)
+    run(chooser, 5000, 1500, accepted=accepted, seconds=seconds)
+    later = run(chooser, 5000, 4000, accepted=accepted, seconds=seconds, seed=1)
+    assert later.count(wanted) > 0.95 * len(later)
+    assert later.count(TOKENS - wanted) > 0
+
+
+def test_what_has_changed_is_noticed() -> None:
+    chooser = WindowChooser(8192)
+    run(chooser, 3000, 1000, accepted=(2.0, 2.0), seconds=(0.010, 0.004))
+    assert chooser.report()[0]["window"] == TOKENS
+    run(chooser, 3000, 8000, accepted=(2.0, 2.0), seconds=(0.004, 0.010))
+    assert chooser.report()[0]["window"] == 0
+
+
+def test_classes_are_apart_and_short_contexts_have_no_window() -> None:
+    chooser = WindowChooser(100_000)
+    assert len(chooser.classes) == 6  # 2,048 to 65,536 and more
+    slow = {"accepted": (2.0, 2.0), "seconds": (0.010, 0.002)}
+    assert set(run(chooser, SHORTEST - 1, 500, **slow)) == {0}
+    assert chooser.report() == []
+    run(chooser, 40_000, 500, **slow)
+    run(chooser, 3000, 500, accepted=(2.0, 2.0), seconds=(0.002, 0.002))
+    report = chooser.report()
+    assert [(one["context"], one["window"]) for one in report] == [
+        ([2048, 4096], 0),
+        ([32768, 65536], TOKENS),
+    ]
+    # By the mean of the batch.
+    assert chooser.choose(np.array([100, 4600])).octave == 0
+    assert chooser.choose(np.array([100, 100])) == WHOLE
+    assert chooser.choose(np.array([900_000])).octave == 5
+
+
+def test_intervals_between_probes_double_up_to_the_limit() -> None:
+    one, ways = ContextClass(), []
+    for _ in range(40_000):
+        ways.append(one.go_on(1))
+    edges = np.flatnonzero(np.diff(ways))
+    assert edges[0] + 1 == FIRST_STEPS - 1
+    assert (np.diff(edges)[::2] == PROBE_STEPS).all()
+    intervals = np.diff(edges)[1::2]
+    assert intervals.tolist()[:3] == [2 * FIRST_STEPS, 4 * FIRST_STEPS, 8 * FIRST_STEPS]
+    assert intervals.max() == MOST_STEPS
+
+
+def test_steps_between_two_plans_count() -> None:
+    one = ContextClass()
+    assert [one.go_on(FIRST_STEPS // 2) for _ in range(2)] == [0, 1]
+    assert [one.go_on(PROBE_STEPS // 4) for _ in range(4)] == [1, 1, 1, 0]
+
+
+samples = st.lists(
+    st.tuples(st.booleans(), st.integers(1, 20), st.integers(0, 7), st.floats(1e-4, 1e-2)),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(samples)
+def test_rates_against_plain_means(seen: list[tuple[bool, int, int, float]]) -> None:
+    """As long as there are few steps, all count alike, but for surprises."""
+    chooser = WindowChooser(4096)
+    for has_window, blocks, accepted, seconds in seen:
+        window = Window(has_window * TOKENS, SHORTEST, 0)
+        chooser.observe_drafts(window, blocks, accepted)
+        chooser.observe_seconds(window, 2, 2 * seconds, 0.02)
+    mean = sum(one[2] for one in seen) / sum(one[1] for one in seen)
+    found = chooser.classes[0].rates()
+    for way, rate in enumerate(found):
+        mine = [one for one in seen if one[0] == way]
+        if not mine:
+            assert rate == 0.0
+            continue
+        took = mine[0][3]
+        for number, one in enumerate(mine[1:], 2):
+            took += (min(one[3], 3 * took) - took) / number
+        came, blocks = sum(one[2] for one in mine), sum(one[1] for one in mine)
+        expected = (1 + (came + PRIOR * mean) / (blocks + PRIOR)) / (0.01 + took)
+        assert rate == pytest.approx(expected)
+
+
+@given(st.integers(1, 50), st.floats(0.0, 7.0))
+def test_old_blocks_are_forgotten(thousands: int, mean: float) -> None:
+    chooser = WindowChooser(4096)
+    window = Window(0, SHORTEST, 0)
+    for _ in range(thousands):
+        chooser.observe_drafts(window, 1000, int(1000 * mean))
+    way = chooser.classes[0].ways[0]
+    assert way.verified <= MEMORY
+    assert way.acceptance == pytest.approx(int(1000 * mean) / 1000)
+
+
+def test_a_line_for_the_log() -> None:
+    chooser = WindowChooser(4096)
+    run(chooser, 3000, 1000, accepted=(2.0, 2.0), seconds=(0.010, 0.002))
+    line = described(chooser.report())
+    assert line.startswith("2048 to 4095 tokens: 1024 (all ")
+    assert " ms, " in line
+    assert "; window " in line

@@ -1,0 +1,213 @@
+"""Draft windows: whether blocks attend to all of a long context or to its last tokens only.
+
+The attention of a block over a long context takes time, and a drafter may accept more or less with
+a context that is far longer than those it was trained on. Neither is known beforehand, so both ways
+are measured for each class of context lengths: 2,048 to 4,095 tokens, 4,096 to 8,191, and so on.
+The way that yields more tokens per second is used. The other is probed now and then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log2
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vllm_dflash.planning import Ints
+
+TOKENS = 1024
+"""Tokens of a window. A smaller one saves hardly more time: attention to 1,024 tokens takes little
+beside the weights of a drafter. And it covers the contexts that drafters are trained on most."""
+SHORTEST = 2048
+"""Tokens of the shortest context that may have a window: below, there is little to save."""
+
+FIRST_STEPS, MOST_STEPS = 32, 4096
+"""Drafted steps between two probes of a class: at first, and at most. The number doubles with each
+probe that changes nothing."""
+PROBE_STEPS = 16
+"""Drafted steps of a probe."""
+MARGIN = 1.01
+"""Ratio by which the other way must be better."""
+PRIOR = 64.0
+"""Verified blocks that the acceptance of both ways together counts for in the estimate of each: a
+few blocks say little about their difference."""
+MEMORY = 4096.0
+"""Verified blocks that are remembered; older ones count half, and so on."""
+RATE = 0.1
+"""Weight of the newest step in mean times. So after a probe, both means are recent, of nearly the
+same batch."""
+LARGEST_SURPRISE = 3.0
+"""Multiple of the mean that one step's time counts for at most."""
+
+
+class Window(NamedTuple):
+    """What the blocks of a step attend to."""
+
+    tokens: int = 0
+    """Tokens of context at least; 0: all of it."""
+    shortest: int = 0
+    """Requests with a shorter context attend to all of it."""
+    octave: int = -1
+    """Class of the batch's mean context length; -1: below all classes."""
+
+    def skipped(self, context_lens: Ints, unit: int) -> Ints:
+        """Return how many tokens at the start of each context are not attended to, [R].
+
+        Whole cache blocks are left out, so these are multiples of `unit` tokens.
+        """
+        if not self.tokens:
+            return np.zeros_like(context_lens)
+        before = np.maximum(context_lens - self.tokens, 0) // unit * unit
+        return np.where(context_lens >= self.shortest, before, 0)
+
+
+WHOLE = Window()
+
+
+@dataclass
+class Measured:
+    """What blocks with a window, or without, have brought and taken in one class."""
+
+    verified: float = 0.0
+    """Verified blocks."""
+    accepted: float = 0.0
+    """Accepted drafts of these."""
+    seconds: float = 0.0
+    """Mean time of a block, per drafted request."""
+    steps: int = 0
+    """Steps that were timed."""
+
+    def add_drafts(self, verified: int, accepted: int) -> None:
+        """Count verified blocks and their accepted drafts."""
+        self.verified, self.accepted = self.verified + verified, self.accepted + accepted
+        if self.verified > MEMORY:
+            self.verified, self.accepted = self.verified / 2, self.accepted / 2
+
+    def add_seconds(self, seconds: float) -> None:
+        """Count the time of a step's blocks, per drafted request."""
+        self.seconds = _moved(self.seconds, seconds, self.steps)
+        self.steps += 1
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted drafts per verified block."""
+        return self.accepted / self.verified if self.verified else 0.0
+
+
+@dataclass
+class ContextClass:
+    """One class of context lengths: both ways as measured, and which one is in use."""
+
+    ways: tuple[Measured, Measured] = field(default_factory=lambda: (Measured(), Measured()))
+    """Without the window, and with it."""
+    rest_seconds: float = 0.0
+    """Mean time of a step without its blocks, per drafted request."""
+    steps: int = 0
+    in_use: int = 0
+    """1: with the window."""
+    is_probing: bool = False
+    steps_left: int = field(default_factory=lambda: FIRST_STEPS)
+    """Steps until a probe begins or ends."""
+    interval: int = field(default_factory=lambda: FIRST_STEPS)
+    """Steps between the last probe and the next."""
+
+    def go_on(self, steps: int) -> int:
+        """Return which way the next step takes, `steps` steps after the last one."""
+        self.steps_left -= steps
+        if self.steps_left <= 0:
+            if self.is_probing:
+                self._decide()
+            self.is_probing = not self.is_probing
+            self.steps_left = PROBE_STEPS if self.is_probing else self.interval
+        return self.in_use ^ self.is_probing
+
+    def rates(self) -> tuple[float, float]:
+        """Return the tokens per second of a request without the window and with it; 0: unknown."""
+        one, other = self.ways
+        verified = one.verified + other.verified
+        mean = (one.accepted + other.accepted) / max(verified, 1.0)
+
+        def rate(way: Measured) -> float:
+            accepted = (way.accepted + PRIOR * mean) / (way.verified + PRIOR)
+            return (1.0 + accepted) / (self.rest_seconds + way.seconds) if way.steps else 0.0
+
+        return rate(one), rate(other)
+
+    def _decide(self) -> None:
+        rates, other = self.rates(), 1 - self.in_use
+        if rates[self.in_use] and rates[other] > MARGIN * rates[self.in_use]:
+            self.in_use, self.interval = other, FIRST_STEPS
+        else:
+            self.interval = min(2 * self.interval, MOST_STEPS)
+
+
+class WindowChooser:
+    """Chooses the window of each drafted step, and learns from what became of it."""
+
+    def __init__(self, longest: int, tokens: int = 0, shortest: int = 0) -> None:
+        """Choose for contexts of up to `longest` tokens; 0 for the others: as above."""
+        self.tokens, self.shortest = tokens or TOKENS, shortest or SHORTEST
+        count = 1 + int(log2(max(longest / self.shortest, 1.0)))
+        self.classes = [ContextClass() for _ in range(count)]
+
+    def choose(self, context_lens: Ints, steps: int = 1) -> Window:
+        """Return the window for blocks of these requests, `steps` drafted steps after the last."""
+        mean = float(context_lens.mean()) if len(context_lens) else 0.0
+        if mean < self.shortest:
+            return WHOLE
+        octave = min(int(log2(mean / self.shortest)), len(self.classes) - 1)
+        way = self.classes[octave].go_on(steps)
+        return Window(way * self.tokens, self.shortest, octave)
+
+    def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
+        """Learn what became of blocks that were drafted with `window`."""
+        if window.octave >= 0 and verified:
+            self._way(window).add_drafts(verified, accepted)
+
+    def observe_seconds(
+        self, window: Window, num_blocks: int, block_seconds: float, rest_seconds: float
+    ) -> None:
+        """Learn what a step's blocks took, and the rest of the step."""
+        if window.octave < 0 or not num_blocks:
+            return
+        self._way(window).add_seconds(block_seconds / num_blocks)
+        one = self.classes[window.octave]
+        one.rest_seconds = _moved(one.rest_seconds, rest_seconds / num_blocks, one.steps)
+        one.steps += 1
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return what was measured and chosen by class, for `dflash_stats`; plain values."""
+        return [
+            {
+                "context": [self.shortest << octave, self.shortest << (octave + 1)],
+                "window": one.in_use * self.tokens,
+                "accepted": [round(way.acceptance, 3) for way in one.ways],
+                "block_ms": [round(1000.0 * way.seconds, 3) for way in one.ways],
+                "timed_steps": [way.steps for way in one.ways],
+            }
+            for octave, one in enumerate(self.classes)
+            if one.steps
+        ]
+
+    def _way(self, window: Window) -> Measured:
+        return self.classes[window.octave].ways[window.tokens > 0]
+
+
+def described(report: list[dict[str, Any]]) -> str:
+    """Return a report in one line, for the log."""
+    parts = []
+    for one in report:
+        ways = zip(("all", "window"), one["accepted"], one["block_ms"], strict=True)
+        numbers = "; ".join(f"{name} {took:.2f} ms, {came:.2f} + 1" for name, came, took in ways)
+        start, end = one["context"]
+        parts.append(f"{start} to {end - 1} tokens: {one['window'] or 'all'} ({numbers})")
+    return ", ".join(parts)
+
+
+def _moved(mean: float, newest: float, count: int) -> float:
+    """Return the mean of `count` numbers moved towards the newest one."""
+    if not count:
+        return newest
+    newest = min(newest, LARGEST_SURPRISE * mean)
+    return mean + max(1.0 / (count + 1), RATE) * (newest - mean)
