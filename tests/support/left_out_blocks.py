@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 
 from support.kernel_oracle import Oracle
@@ -36,9 +37,11 @@ def windowed(
     sizes = [*case.block_sizes, case.block_sizes[0]]
     longest = case.longest + case.block_rows
     columns = [-(-longest // size) for size in sizes]
-    tables = BlockTables(sizes, count + 1, 8 * count, columns, where)
-    for table in tables.input_block_tables:
-        table.copy_(torch.arange(1, 1 + table.numel()).view_as(table))
+    numbers = (torch.arange(1, 1 + (count + 1) * each, dtype=torch.int32) for each in columns)
+    tables: Any = SimpleNamespace(
+        block_sizes=sizes,
+        input_block_tables=[each.view(count + 1, -1).to(where) for each in numbers],
+    )
     buffers = InputBuffers(count + 1, 8 * count, where)
     buffers.seq_lens[:count] = torch.from_numpy(context_lens + case.block_rows)
     found = WindowedContext(tables, range(len(case.block_sizes)), buffers, case.block_rows)
@@ -55,7 +58,8 @@ def expected(
     """Return lengths and tables by hand; blocks behind a request are not written."""
     unit = int(np.lcm.reduce(case.block_sizes))
     skipped = case.window.skipped(context_lens, unit).tolist()
-    lens, found = [], []
+    lens: list[int] = []
+    found = []
     for size, table in zip(case.block_sizes, tables, strict=False):
         rows = torch.full_like(table, UNTOUCHED)
         lens = []

@@ -139,6 +139,7 @@ def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
         "slots": ([33, 34, 35, 42, 43], np.int64),
         "query_start_loc": ([0, 3, 5], np.int32),
         "seq_lens": ([8, 8], np.int32),
+        "first_blocks": ([0, 0], np.int32),
         "offsets": ([0, 1, 2, 0, 1], np.int64),
         "mask_rows": ([1, 2, 4], np.int64),
     }

@@ -95,10 +95,10 @@ def test_what_has_changed_is_noticed() -> None:
 def test_classes_are_apart_and_short_contexts_have_no_window() -> None:
     chooser = WindowChooser(100_000)
     assert len(chooser.classes) == 6  # 2,048 to 65,536 and more
-    slow = {"accepted": (2.0, 2.0), "seconds": (0.010, 0.002)}
-    assert set(run(chooser, SHORTEST - 1, 500, **slow)) == {0}
+    equal, slow = (2.0, 2.0), (0.010, 0.002)
+    assert set(run(chooser, SHORTEST - 1, 500, accepted=equal, seconds=slow)) == {0}
     assert chooser.report() == []
-    run(chooser, 40_000, 500, **slow)
+    run(chooser, 40_000, 500, accepted=equal, seconds=slow)
     run(chooser, 3000, 500, accepted=(2.0, 2.0), seconds=(0.002, 0.002))
     report = chooser.report()
     assert [(one["context"], one["window"]) for one in report] == [

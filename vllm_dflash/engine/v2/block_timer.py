@@ -18,10 +18,10 @@ class BlockTime(NamedTuple):
 
     def seconds(self) -> float:
         """Duration. Call this only once a later step's work has arrived, so that none waits."""
-        if isinstance(self.start, float):
-            assert isinstance(self.end, float)
-            return self.end - self.start
-        return float(self.start.elapsed_time(self.end)) / 1000.0
+        start, end = self
+        if isinstance(start, float) or isinstance(end, float):
+            return float(end) - float(start)  # type: ignore[arg-type]
+        return float(start.elapsed_time(end)) / 1000.0
 
 
 class BlockTimer:

@@ -79,11 +79,9 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
         self._windows = WindowsAhead(self._longest) if mode.chooses_window else None
-        self._log = PeriodicLog(
-            self.statistics,
-            envs.VLLM_LOG_STATS_INTERVAL,
-            windows=self._windows and self._windows.chooser,
-        )
+        chooser = None if self._windows is None else self._windows.chooser
+        interval = envs.VLLM_LOG_STATS_INTERVAL
+        self._log = PeriodicLog(self.statistics, interval, windows=chooser)
         self._keeper: EstimatesKeeper | None = None
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
