@@ -18,9 +18,10 @@ SHORTEST = 64
 def test_both_ways_are_tried_measured_and_reported(
     own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "TOKENS", 32)
+    monkeypatch.setattr(window, "TOKENS", (32,))
     monkeypatch.setattr(window, "SHORTEST", SHORTEST)
     monkeypatch.setattr(window, "FIRST_STEPS", 4)
+    monkeypatch.setattr(window, "TRIAL_STEPS", 4)
     monkeypatch.setattr(window, "PROBE_STEPS", 4)
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "0.1")
     prompts = held_out_prompts(3)

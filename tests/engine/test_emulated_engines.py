@@ -27,6 +27,7 @@ from support.schedules import (
     tokens_of,
 )
 from vllm_dflash.engine.v2 import exchange
+from vllm_dflash.planning import window as window_module
 from vllm_dflash.planning.window import Window, WindowChooser
 
 pytestmark = pytest.mark.emulated
@@ -155,6 +156,7 @@ def test_graphs_follow_windows_that_change_from_step_to_step(
     """Every third block attends to whole contexts, and the last one does not."""
     speculative = {**FIXED, "draft_window": "auto"}
     scenario = Scenario(speculative, [text[:200] for text in held_out_prompts(3)])
+    monkeypatch.setattr(window_module, "TOKENS", (8,))
     outcomes = []
     for has_graphs in (True, False):
         turns = cycle([Window(), *[Window(tokens=8, shortest=40, octave=0)] * 2])

@@ -41,6 +41,7 @@ from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
+from vllm_dflash.planning import window as window_module
 from vllm_dflash.planning.ahead import PlanAhead
 from vllm_dflash.planning.window import Window, WindowChooser
 
@@ -137,6 +138,7 @@ def shared(way: str) -> Iterator[LLM]:
             speculative["draft_window"] = DRAFT_WINDOW
         if way == CHOSEN:
             speculative["draft_window"] = "auto"
+            patch.setattr(window_module, "TOKENS", (DRAFT_WINDOW,))
             patch.setattr(WindowChooser, "choose", lambda *_: CHOSEN_WINDOW)
         scheduling = way if way in SCHEDULING else SCHEDULING[-1]
         attention = triton_attention() if way == TREES else nullcontext()

@@ -1,14 +1,15 @@
 """Draft windows: whether blocks attend to all of a long context or to its last tokens only.
 
 The attention of a block over a long context takes time, and a drafter may accept more or less with
-a context that is far longer than those it was trained on. Neither is known beforehand, so both ways
-are measured for each class of context lengths: 2,048 to 4,095 tokens, 4,096 to 8,191, and so on.
-The way that yields more tokens per second is used. The other is probed now and then.
+a context that is far longer than those it was trained on. Neither is known beforehand, so all ways
+are measured for each class of context lengths: 1,024 to 2,047 tokens, 2,048 to 4,095, and so on.
+The way that yields most tokens per second is used. The others are probed now and then.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
@@ -16,12 +17,15 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 
-TOKENS = 1024
-"""Tokens of a window. A smaller one saves hardly more time: attention to 1,024 tokens takes little
-beside the weights of a drafter. And it covers the contexts that drafters are trained on most."""
-SHORTEST = 2048
-"""Tokens of the shortest context that may have a window: below, there is little to save."""
+TOKENS = 1024, 256
+"""Tokens of each window that is tried. Attention to 1,024 tokens takes little time beside the
+weights of a drafter. A drafter trained on short texts may need 256: docs/benchmarks.md."""
+SHORTEST = 1024
+"""Tokens of the shortest context that may have a window."""
 
+TRIAL_STEPS = 8
+"""First drafted steps of each way in a class. They take turns, as drafting may soon seem not to pay
+with one of them, and then few steps are drafted."""
 FIRST_STEPS, MOST_STEPS = 32, 4096
 """Drafted steps between two probes of a class: at first, and at most. The number doubles with each
 probe that changes nothing."""
@@ -95,61 +99,73 @@ class Measured:
         return self.accepted / self.verified if self.verified else 0.0
 
 
-@dataclass
 class ContextClass:
-    """One class of context lengths: both ways as measured, and which one is in use."""
+    """One class of context lengths: all ways as measured, and which one is in use."""
 
-    ways: tuple[Measured, Measured] = field(default_factory=lambda: (Measured(), Measured()))
-    """Without the window, and with it."""
-    rest_seconds: float = 0.0
-    """Mean time of a step without its blocks, per drafted request."""
-    steps: int = 0
-    in_use: int = 0
-    """1: with the window."""
-    is_probing: bool = False
-    steps_left: int = field(default_factory=lambda: FIRST_STEPS)
-    """Steps until a probe begins or ends."""
-    interval: int = field(default_factory=lambda: FIRST_STEPS)
-    """Steps between the last probe and the next."""
+    def __init__(self, num_ways: int) -> None:
+        self.ways = [Measured() for _ in range(num_ways)]
+        """Without a window, then with each."""
+        self.rest_seconds, self.steps = 0.0, 0
+        """Mean time of a step without its blocks, per drafted request; steps that were timed."""
+        self.in_use, self._other = 0, 0
+        """Ways: in use, and probed last."""
+        self._is_probing = False
+        self._trial_left = TRIAL_STEPS * num_ways
+        self._steps_left, self._interval = 0, FIRST_STEPS
+        """Steps until a probe begins or ends, and between the last probe and the next."""
 
     def go_on(self, steps: int) -> int:
         """Return which way the next step takes, `steps` steps after the last one."""
-        self.steps_left -= steps
-        if self.steps_left <= 0:
-            if self.is_probing:
-                self._decide()
-            self.is_probing = not self.is_probing
-            self.steps_left = PROBE_STEPS if self.is_probing else self.interval
-        return self.in_use ^ self.is_probing
+        if self._trial_left > 0:
+            self._trial_left -= steps
+            if self._trial_left > 0:
+                return self._next_way()
+            self._decide(range(len(self.ways)))
+            self._steps_left = steps + self._interval
+        self._steps_left -= steps
+        if self._steps_left <= 0:
+            if self._is_probing:
+                self._decide([self._other])
+            elif self._next_way() == self.in_use:
+                self._next_way()
+            self._is_probing = not self._is_probing
+            self._steps_left = PROBE_STEPS if self._is_probing else self._interval
+        return self._other if self._is_probing else self.in_use
 
-    def rates(self) -> tuple[float, float]:
-        """Return the tokens per second of a request without the window and with it; 0: unknown."""
-        one, other = self.ways
-        verified = one.verified + other.verified
-        mean = (one.accepted + other.accepted) / max(verified, 1.0)
+    def rates(self) -> list[float]:
+        """Return the tokens per second of a request by each way; 0: unknown."""
+        verified = sum(way.verified for way in self.ways)
+        mean = sum(way.accepted for way in self.ways) / max(verified, 1.0)
 
         def rate(way: Measured) -> float:
             accepted = (way.accepted + PRIOR * mean) / (way.verified + PRIOR)
             return (1.0 + accepted) / (self.rest_seconds + way.seconds) if way.steps else 0.0
 
-        return rate(one), rate(other)
+        return [*map(rate, self.ways)]
 
-    def _decide(self) -> None:
-        rates, other = self.rates(), 1 - self.in_use
-        if rates[self.in_use] and rates[other] > MARGIN * rates[self.in_use]:
-            self.in_use, self.interval = other, FIRST_STEPS
+    def _next_way(self) -> int:
+        self._other = (self._other + 1) % len(self.ways)
+        return self._other
+
+    def _decide(self, tried: Sequence[int]) -> None:
+        """Use the best of the ways that have just been tried, if it is better than the one in use.
+        The others were measured in another batch, perhaps."""
+        rates = self.rates()
+        best = max(tried, key=rates.__getitem__)
+        if rates[best] > MARGIN * rates[self.in_use] > 0.0:
+            self.in_use, self._interval = best, FIRST_STEPS
         else:
-            self.interval = min(2 * self.interval, MOST_STEPS)
+            self._interval = min(2 * self._interval, MOST_STEPS)
 
 
 class WindowChooser:
     """Chooses the window of each drafted step, and learns from what became of it."""
 
-    def __init__(self, longest: int, tokens: int = 0, shortest: int = 0) -> None:
-        """Choose for contexts of up to `longest` tokens; 0 for the others: as above."""
-        self.tokens, self.shortest = tokens or TOKENS, shortest or SHORTEST
+    def __init__(self, longest: int, tokens: Sequence[int] = (), shortest: int = 0) -> None:
+        """Choose for contexts of up to `longest` tokens; the others' defaults are above."""
+        self.tokens, self.shortest = (0, *(tokens or TOKENS)), shortest or SHORTEST
         count = 1 + int(log2(max(longest / self.shortest, 1.0)))
-        self.classes = [ContextClass() for _ in range(count)]
+        self.classes = [ContextClass(len(self.tokens)) for _ in range(count)]
 
     def choose(self, context_lens: Ints, steps: int = 1) -> Window:
         """Return the window for blocks of these requests, `steps` drafted steps after the last."""
@@ -158,7 +174,7 @@ class WindowChooser:
             return WHOLE
         octave = min(int(log2(mean / self.shortest)), len(self.classes) - 1)
         way = self.classes[octave].go_on(steps)
-        return Window(way * self.tokens, self.shortest, octave)
+        return Window(self.tokens[way], self.shortest, octave)
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
         """Learn what became of blocks that were drafted with `window`."""
@@ -181,7 +197,8 @@ class WindowChooser:
         return [
             {
                 "context": [self.shortest << octave, self.shortest << (octave + 1)],
-                "window": one.in_use * self.tokens,
+                "window": self.tokens[one.in_use],
+                "tried": [*self.tokens],
                 "accepted": [round(way.acceptance, 3) for way in one.ways],
                 "block_ms": [round(1000.0 * way.seconds, 3) for way in one.ways],
                 "timed_steps": [way.steps for way in one.ways],
@@ -191,15 +208,17 @@ class WindowChooser:
         ]
 
     def _way(self, window: Window) -> Measured:
-        return self.classes[window.octave].ways[window.tokens > 0]
+        return self.classes[window.octave].ways[self.tokens.index(window.tokens)]
 
 
 def described(report: list[dict[str, Any]]) -> str:
     """Return a report in one line, for the log."""
     parts = []
     for one in report:
-        ways = zip(("all", "window"), one["accepted"], one["block_ms"], strict=True)
-        numbers = "; ".join(f"{name} {took:.2f} ms, {came:.2f} + 1" for name, came, took in ways)
+        ways = zip(one["tried"], one["accepted"], one["block_ms"], strict=True)
+        numbers = "; ".join(
+            f"{n or 'all'}: {took:.2f} ms, {came:.2f} + 1" for n, came, took in ways
+        )
         start, end = one["context"]
         parts.append(f"{start} to {end - 1} tokens: {one['window'] or 'all'} ({numbers})")
     return ", ".join(parts)

@@ -436,7 +436,7 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
         return next(turns)
 
     monkeypatch.setattr(WindowChooser, "choose", choose)
-    host.windows = WindowChooser(LONGEST)
+    host.windows = WindowChooser(LONGEST, [4], 4)
     ways = host.windows.classes[0].ways
     first, _ = host.step(7, 7)
     second, _ = host.step(7, 7)
@@ -456,7 +456,7 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
     agreed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host()
-    host.windows = WindowChooser(LONGEST, 3, 5)
+    host.windows = WindowChooser(LONGEST, [3], 5)
     monkeypatch.setattr(WindowChooser, "choose", lambda *_: Window(3, 5, 0))
     step, _ = host.step(7)
     assert [plan.window.tokens for plan in agreed] == [3]

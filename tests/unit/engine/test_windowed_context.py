@@ -74,18 +74,18 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     lens = np.full(3, SHORTEST + 5)
     nothing = table((NO_DRAFTS, 0), (NO_DRAFTS, 0), (NO_DRAFTS, 0))
     with_block = windows.direct(Directions(runs_block=True), lambda: lens)
-    assert with_block.window == Window(0, SHORTEST, 0)
+    assert with_block.window == Window(TOKENS[0], SHORTEST, 0)
     windows.observe(with_block, [1, 1, 1], nothing, 1.0, None)  # no block before it
     without = Directions(runs_block=False)
     assert windows.direct(without, lambda: lens) is without
     outcomes = table((BLOCK, 7), (TEXT, 7), (BLOCK, 0))
     windows.observe(without, [4, 8, 1], outcomes, 0.5, 0.125)
     windows.observe(without, [4, 8, 1], outcomes, 0.5, None)  # no block before it
-    whole, window = windows.chooser.classes[0].ways
-    assert (whole.verified, whole.accepted) == (1, 3)
-    assert (whole.steps, whole.seconds) == (1, pytest.approx(0.125 / 3))
+    whole, window, small = windows.chooser.classes[0].ways
+    assert (window.verified, window.accepted) == (1, 3)
+    assert (window.steps, window.seconds) == (1, pytest.approx(0.125 / 3))
     assert windows.chooser.classes[0].rest_seconds == pytest.approx(0.125)
-    assert window.verified == window.steps == 0
+    assert whole.verified == whole.steps == small.verified == small.steps == 0
 
 
 def test_steps_without_a_plan_keep_the_window_and_count() -> None:
@@ -93,11 +93,12 @@ def test_steps_without_a_plan_keep_the_window_and_count() -> None:
     lens = np.full(3, SHORTEST)
     anew, again = Directions(True), Directions(True, is_anew=False)
     found = []
-    for turn in range(40):
+    for turn in range(32):
         one = windows.direct(again if turn % 4 else anew, lambda: lens)
         found.append(one.window.tokens)
-    assert found[:32] == [0] * 32
-    assert found[32:36] == [TOKENS] * 4
+    large, small = TOKENS
+    assert found[:24] == [each for each in (large, small, 0) * 2 for _ in range(4)]
+    assert found[24:] == [0] * 8  # the trial of 24 steps is over
 
 
 def test_workers_get_reports() -> None:
@@ -111,6 +112,7 @@ def test_workers_get_reports() -> None:
     assert [turn for turn, one in enumerate(sent) if one is not None] == [0, 32, 64]
     assert sent[64] is not None
     assert sent[64][0]["block_ms"][0] == pytest.approx(50.0)
+    assert sent[0] == []
 
 
 def test_a_block_is_read_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
