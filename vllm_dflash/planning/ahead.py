@@ -25,6 +25,7 @@ from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, 
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
+    OLD_TOKENS,
     PROBE_LENGTH,
     PROBE_SHARE,
     LearningPlanner,
@@ -32,8 +33,6 @@ from vllm_dflash.planning.planner import (
 )
 from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepEstimate, StepRecord
 
-OLD_TOKENS = 24.0
-"""Observations that all earlier ones count for once probes contradict them."""
 SURPRISE, PROBE_MEMORY = 3.0, 0.5
 """Standard deviations from which probes contradict them; weight left of a probe after the next."""
 LEAST_PROBED = 0.005

@@ -23,9 +23,9 @@ weights of a drafter. A drafter trained on short texts may need 256: docs/benchm
 SHORTEST = 1024
 """Tokens of the shortest context that may have a window."""
 
-TRIAL_STEPS = 8
-"""First drafted steps of each way in a class. They take turns, as drafting may soon seem not to pay
-with one of them, and then few steps are drafted."""
+TRIAL_STEPS = 4
+"""First drafted steps of each way. They take turns and are few: if drafting seems not to pay with
+one of them, which takes a dozen steps to see, hardly any step is drafted from then on."""
 FIRST_STEPS, MOST_STEPS = 32, 4096
 """Drafted steps between two probes of a class: at first, and at most. The number doubles with each
 probe that changes nothing."""
@@ -109,10 +109,19 @@ class ContextClass:
         """Mean time of a step without its blocks, per drafted request; steps that were timed."""
         self.in_use, self._other = 0, 0
         """Ways: in use, and probed last."""
-        self._is_probing = False
+        self._is_probing = self.has_changed = False
         self._trial_left = TRIAL_STEPS * num_ways
         self._steps_left, self._interval = 0, FIRST_STEPS
         """Steps until a probe begins or ends, and between the last probe and the next."""
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the first trial is over."""
+        return self._trial_left <= 0
+
+    def start_like(self, other: ContextClass) -> None:
+        """Start with what is in use in another class, instead of a trial of all ways."""
+        self.in_use, self._trial_left, self._steps_left = other.in_use, 0, self._interval
 
     def go_on(self, steps: int) -> int:
         """Return which way the next step takes, `steps` steps after the last one."""
@@ -153,7 +162,7 @@ class ContextClass:
         rates = self.rates()
         best = max(tried, key=rates.__getitem__)
         if rates[best] > MARGIN * rates[self.in_use] > 0.0:
-            self.in_use, self._interval = best, FIRST_STEPS
+            self.in_use, self._interval, self.has_changed = best, FIRST_STEPS, True
         else:
             self._interval = min(2 * self._interval, MOST_STEPS)
 
@@ -173,8 +182,20 @@ class WindowChooser:
         if mean < self.shortest:
             return WHOLE
         octave = min(int(log2(mean / self.shortest)), len(self.classes) - 1)
-        way = self.classes[octave].go_on(steps)
+        found = self.classes[octave]
+        if not (found.is_tried or found.steps):
+            tried = [one for one in self.classes[:octave] if one.is_tried]
+            if tried:
+                found.start_like(tried[-1])
+        way = found.go_on(steps)
         return Window(self.tokens[way], self.shortest, octave)
+
+    def has_changed(self) -> bool:
+        """Return whether a better way was found since this was last asked."""
+        changed = [one for one in self.classes if one.has_changed]
+        for one in changed:
+            one.has_changed = False
+        return bool(changed)
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
         """Learn what became of blocks that were drafted with `window`."""

@@ -461,3 +461,16 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
     step, _ = host.step(7)
     assert [plan.window.tokens for plan in agreed] == [3]
     assert agreed[0] is step.plan
+
+
+def test_a_better_window_lets_the_planner_draft_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted: list[int] = []
+    monkeypatch.setattr(Scripted, "restart", lambda _: restarted.append(1))
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Window(3, 5, 0))
+    host = Host(Scripted(*[drafting(True)] * 3))
+    host.windows = WindowChooser(LONGEST, [3], 5)
+    host.step(7)
+    host.windows.classes[0].has_changed = True
+    host.step(7)
+    host.step(7)
+    assert len(restarted) == 1

@@ -93,12 +93,12 @@ def test_steps_without_a_plan_keep_the_window_and_count() -> None:
     lens = np.full(3, SHORTEST)
     anew, again = Directions(True), Directions(True, is_anew=False)
     found = []
-    for turn in range(32):
+    for turn in range(20):
         one = windows.direct(again if turn % 4 else anew, lambda: lens)
         found.append(one.window.tokens)
     large, small = TOKENS
-    assert found[:24] == [each for each in (large, small, 0) * 2 for _ in range(4)]
-    assert found[24:] == [0] * 8  # the trial of 24 steps is over
+    assert found[:12] == [each for each in (large, small, 0) for _ in range(4)]
+    assert found[12:] == [0] * 8  # the trial of 12 steps is over
 
 
 def test_workers_get_reports() -> None:

@@ -103,6 +103,21 @@ def test_few_steps_show_a_large_difference() -> None:
     windows = run(chooser, 3000, few, accepted=(0.1, 0.1, 2.0), seconds=(0.005,) * 3, requests=1)
     assert windows[:-1] == ([LARGE, SMALL, 0] * few)[: few - 1]
     assert windows[-1] == SMALL
+    assert [chooser.has_changed() for _ in range(2)] == [True, False]
+
+
+def test_longer_contexts_start_with_what_shorter_ones_use() -> None:
+    """By then, drafting may have stopped to pay with the other ways."""
+    chooser, poor = WindowChooser(8192), (0.1, 0.1, 2.0)
+    run(chooser, 1500, 300, accepted=poor, seconds=(0.005,) * 3)
+    windows = run(chooser, 6000, FIRST_STEPS + 1, accepted=poor, seconds=(0.005,) * 3)
+    assert windows[:-2] == [SMALL] * (FIRST_STEPS - 1)
+    assert windows[-1] != SMALL
+    # Shorter ones than any that were seen have a trial of their own.
+    chooser = WindowChooser(8192)
+    run(chooser, 6000, 300, accepted=poor, seconds=(0.005,) * 3)
+    few = run(chooser, 1500, 3, accepted=poor, seconds=(0.005,) * 3)
+    assert few == [LARGE, SMALL, 0]
 
 
 def test_only_what_was_just_tried_can_replace_what_is_in_use() -> None:

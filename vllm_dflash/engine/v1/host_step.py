@@ -86,6 +86,9 @@ class FixedLength:
         lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
 
+    def restart(self) -> None:
+        """Do nothing: blocks are drafted in any case."""
+
     def observe(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
 
@@ -252,6 +255,8 @@ class HostStep:
             if plan.width:
                 window = self.windows.choose(step.context_lens[plan.drafted])
                 plan = replace(plan, window=window)
+                if self.windows.has_changed():
+                    self.planner.restart()
         step.plan = plan if agrees else from_rank_0(plan)
         if not step.plan.width and not step.is_resting:
             self._skip_steps = step.plan.holds_for

@@ -110,6 +110,8 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             if self._windows is not None:
                 directions = self._windows.direct(directions, lambda: self._context_lens(names))
                 self.planner.window_tokens = self._windows.window.tokens
+                if self._windows.chooser.has_changed():
+                    self.planner.restart()
             DIRECTIONS.attach(scheduler_output, directions)
             seconds = time.perf_counter() - started
             self.statistics.planning_seconds += seconds
