@@ -173,10 +173,8 @@ def test_graphs_follow_windows_that_change_from_step_to_step(
             speculator = runner_of(llm).speculator
             windowed = speculator.windowed
             assert windowed is not None
-            # The last block of the longest request, with the window or without.
-            reads = windowed.lens.max() == speculator.input_buffers.seq_lens.max()
-            assert reads == (not windowed.window.tokens)
-            assert speculator.input_buffers.seq_lens.max() > 64
+            left, whole = int(windowed.lens[0]), int(speculator.input_buffers.seq_lens[0])
+            assert left == whole - 32  # of its last block, which has the window
         assert len({*chosen}) == 2
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["counters"]["accepted_tokens"] > 0

@@ -168,8 +168,8 @@ class LearningPlanner:
         self.text_chances.forget(rows)
 
     def restart(self) -> None:
-        """Draft the next steps in any case, and let what was learned about blocks count little: they
-        are made with another window now."""
+        """Draft the next steps in any case, and let what was learned about blocks count little, as
+        they are made with another window now."""
         self.block_chances.keep(OLD_TOKENS)
         self.forecast.restart()
         self.probes.restart()

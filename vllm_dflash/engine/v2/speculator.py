@@ -114,9 +114,9 @@ class PlannedSpeculator(LoadedSpeculator):
         """Take the directions for a step that is about to run."""
         self.newly_admitted = newly_admitted(scheduler_output)
         self.directions = directions_of(scheduler_output)
-        if self.windowed is not None:
+        self._windows = self.directions.windows or self._windows
+        if self.windowed is not None and self.directions.runs_block:
             self.windowed.attend_to(self.directions.window)
-            self._windows = self.directions.windows or self._windows
         if self.trees is not None:
             self.trees.begin_step(scheduler_output)
         if (learned := self.directions.learned) is not None:
