@@ -229,6 +229,7 @@ vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
     _generate_draft(self num_reqs num_tokens_padded attn_metadata slot_mappings num_tokens_across_dp
         cudagraph_runtime_mode)
     _num_graph_context_tokens(self num_reqs)
+    _prepare_graph_forward(self num_reqs attn_metadata)
     _maybe_predict_acceptance(self logits idx_mapping draft_step)
     capture(self)
     init_cudagraph_manager(self cudagraph_mode)

@@ -7,6 +7,7 @@ stream misses a wait. Each run has its own engine.
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -14,10 +15,20 @@ import torch
 from vllm import LLM
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np
 
-from support.emulated_runs import on_cpu, run
-from support.engines import engine, runner_of, with_fixed_costs
-from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, outcome_of, tokens_of
+from support.emulated_runs import on_cpu, run, watched
+from support.engines import FIXED, engine, held_out_prompts, runner_of, with_fixed_costs
+from support.schedules import (
+    GRAPHS,
+    ON_GPU,
+    SCENARIOS,
+    SCHEDULES,
+    Scenario,
+    outcome_of,
+    tokens_of,
+)
 from vllm_dflash.engine.v2 import exchange
+from vllm_dflash.planning import window as window_module
+from vllm_dflash.planning.window import Window, WindowChooser
 
 pytestmark = pytest.mark.emulated
 SLOW = pytest.mark.slow
@@ -137,6 +148,37 @@ def test_blocks_of_more_requests_than_the_targets_graphs_take_are_graphs() -> No
         assert max(graph.num_tokens for graph in graphs_of(llm)) == 16
     assert max(replayed) == 3
     assert tokens_of(found) == tokens_of(on_cpu("plain"))
+
+
+def test_graphs_follow_windows_that_change_from_step_to_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every third block attends to whole contexts, and the last one does not."""
+    speculative = {**FIXED, "draft_window": "auto"}
+    scenario = Scenario(speculative, [text[:200] for text in held_out_prompts(3)])
+    monkeypatch.setattr(window_module, "TOKENS", (8,))
+    outcomes = []
+    for has_graphs in (True, False):
+        turns = cycle([Window(), *[Window(tokens=8, shortest=40, octave=0)] * 2])
+        chosen: list[Window] = []
+
+        def choose(*_: Any, turns: Any = turns, chosen: Any = chosen) -> Window:
+            chosen.append(next(turns))
+            return chosen[-1]
+
+        monkeypatch.setattr(WindowChooser, "choose", choose)
+        settings = {**scenario.settings, "max_model_len": 256}
+        with watched("latest", has_graphs=has_graphs, **settings) as llm:
+            outcomes.append(outcome_of(llm, scenario))
+            speculator = runner_of(llm).speculator
+            windowed = speculator.windowed
+            assert windowed is not None
+            lens = windowed.lens, speculator.input_buffers.seq_lens
+            left, whole = (each.clone() for each in lens)
+        assert int(left[0]) == int(whole[0]) - 32  # of its last block, which has the window
+        assert len({*chosen}) == 2
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0]["counters"]["accepted_tokens"] > 0
 
 
 def graphs_of(llm: LLM) -> list[Any]:

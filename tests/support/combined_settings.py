@@ -39,7 +39,11 @@ SPECULATIVE: dict[str, dict[str, Changes]] = {
     "free_drafts": {"auto": NOTHING, "off": {"free_drafts": "off"}},
     "draft_length": {"adaptive": {"draft_length": "adaptive"}, "fixed": {"draft_length": "fixed"}},
     "objective": {"fair": NOTHING, "throughput": {"objective": "throughput"}},
-    "draft_window": {"whole": NOTHING, "12 tokens": {"draft_window": 12}},
+    "draft_window": {
+        "whole": NOTHING,
+        "12 tokens": {"draft_window": 12},
+        "auto": {"draft_window": "auto"},
+    },
     "drafts": {
         "unsaid": NOTHING,
         "below the block": {"num_speculative_tokens": 3},

@@ -24,6 +24,7 @@ TYPES = {
     **dict.fromkeys(("confidence", "block_confidence", "chances", "records"), "*fp32"),
     **dict.fromkeys(("everybody", "sums", "outcomes", "rates", "trust", "knots"), "*fp32"),
     "found_matches": "*i32",
+    **dict.fromkeys(("window", "found_table", "found_lens"), "*i32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     **dict.fromkeys(("sinks", "parts"), "*fp32"),
     **dict.fromkeys(("ancestors", "best"), "*i64"),
@@ -112,6 +113,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         for count in (32, 1024)
         for fair in (False, True)
     ],
+    "windowed_context._leave_out": [{"BLOCK_SIZE": 16, "UNIT": 16, "TILE": 1024}],
     "grading._learn_of_everybody": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [

@@ -4,6 +4,7 @@ from support.decided_steps import DECISIONS
 from support.grown_trees import TREES
 from support.judged_logits import CONFIDENCE
 from support.kernel_oracle import Oracle
+from support.left_out_blocks import LEFT_OUT
 from support.moved_nodes import TREE_MOVE
 from support.searched_texts import TEXT_LOOK_UP
 from support.split_budgets import BUDGETS
@@ -12,4 +13,5 @@ from support.tree_rows import TREE_ATTENTION
 ORACLES: tuple[Oracle, ...] = (
     *(CONFIDENCE, TEXT_LOOK_UP, DECISIONS, BUDGETS),
     *(TREES, TREE_ATTENTION, TREE_MOVE),
+    LEFT_OUT,
 )

@@ -85,10 +85,28 @@ def resolve(
         and is_our_scheduler
         and parallel.data_parallel_size == 1
         and not is_other_hybrid(target),
+        chooses_window=chooses_window(settings, parallel),
         runner=runner,
         tree_nodes=nodes,
         most_active=engine_args.max_num_active_seqs,
     )
+
+
+def chooses_window(settings: SpeculativeSettings, parallel: ParallelConfig) -> bool:
+    """Whether draft windows are chosen while the engine runs.
+
+    Raises:
+        ValueError: its contexts are split among ranks.
+    """
+    if settings.draft_window != "auto":
+        return False
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name)) > 1:
+            raise ValueError(
+                f"draft_window is 'auto', but contexts are split among ranks ({name} is {size}):"
+                " write a number of tokens, or leave draft_window out."
+            )
+    return True
 
 
 def tree_nodes(
@@ -150,7 +168,8 @@ def checked_drafter(
     check_pair(drafter, facts)
     if Path(settings.model).is_dir() and loads_weights(settings, engine_args):
         check_weights(drafter, Path(settings.model))
-    return drafter.model_copy(update={"draft_window": settings.draft_window})
+    window = None if settings.draft_window == "auto" else settings.draft_window
+    return drafter.model_copy(update={"draft_window": window})
 
 
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:

@@ -44,6 +44,9 @@ class Drafter(Protocol):
     def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """Prepare for a step that is about to run."""
 
+    def window_report(self) -> list[dict[str, Any]] | None:
+        """What draft windows were chosen by; None: they are not chosen."""
+
 
 class DraftingWorker(Worker):
     """Base of all our workers: what they add to vLLM's, from start-up to shutdown."""
@@ -176,6 +179,7 @@ class DraftingWorker(Worker):
         Each rank returns its own. Read rank 0's: it decides for all ranks, from its own times.
         """
         kind, mode = type(self.drafter), Mode.of(self.vllm_config)
+        windows = self.drafter.window_report()
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,
@@ -184,6 +188,7 @@ class DraftingWorker(Worker):
             "draft_length": mode.draft_length,
             **self.drafter.statistics.to_dict(),
             **self.drafter.warm.to_dict(),
+            **({} if windows is None else {"draft_windows": windows}),
         }
 
 

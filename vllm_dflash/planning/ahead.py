@@ -25,6 +25,7 @@ from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, 
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
+    OLD_TOKENS,
     PROBE_LENGTH,
     PROBE_SHARE,
     LearningPlanner,
@@ -32,8 +33,6 @@ from vllm_dflash.planning.planner import (
 )
 from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepEstimate, StepRecord
 
-OLD_TOKENS = 24.0
-"""Observations that all earlier ones count for once probes contradict them."""
 SURPRISE, PROBE_MEMORY = 3.0, 0.5
 """Standard deviations from which probes contradict them; weight left of a probe after the next."""
 LEAST_PROBED = 0.005
@@ -74,6 +73,8 @@ class AheadPlanner(LearningPlanner):
         super().__init__(max_draft, max_requests, max_draft, fair=fair)
         self.looks_up = looks_up
         self.is_started = self.trims = False
+        self.window_tokens = 0
+        """Tokens of context that blocks attend to at present; 0: all."""
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
         self.probes = ProbeSchedule(LEAST_PROBED)
@@ -182,6 +183,8 @@ class AheadPlanner(LearningPlanner):
 
     def _drafting_seconds(self, count: int, context: float) -> float:
         """Return the seconds of one block per request, with `context` tokens of context in all."""
+        if self.window_tokens:
+            context = min(context, float(count * self.window_tokens))
         return self.costs.block(count * (1 + self.max_draft), context)
 
     def _best(self, expected: Expected) -> PlanAhead:
@@ -242,7 +245,10 @@ class AheadPlanner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        drafting = self.costs.block(step.draft_rows, float(step.context_lens.sum()))
+        drafting = 0.0
+        if step.draft_rows:
+            count = step.draft_rows // (1 + self.max_draft)
+            drafting = self._drafting_seconds(count, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
         self.plain_checks.note(step)
         alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))

@@ -54,6 +54,8 @@ CLOSE_SHARE = 0.005
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 """Undrafted steps between two that are planned: planning should cost next to nothing where it
 decides against drafting. What texts predict is looked at in between, too."""
+OLD_TOKENS = 24.0
+"""Observations that all earlier ones count for once something has shown that they are outdated."""
 NO_CURVES: Floats = np.zeros((0, 0))
 
 
@@ -164,6 +166,13 @@ class LearningPlanner:
         self.forecast.forget(rows)
         self.block_chances.forget(rows)
         self.text_chances.forget(rows)
+
+    def restart(self) -> None:
+        """Draft the next steps in any case, and let what was learned about blocks count little, as
+        they are made with another window now."""
+        self.block_chances.keep(OLD_TOKENS)
+        self.forecast.restart()
+        self.probes.restart()
 
     def estimates(self) -> Estimates:
         """Return what was learned, for another run to recall."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints, Records
+from vllm_dflash.planning.window import WHOLE, Window
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Plan:
     """Next steps that need no new plan, as long as the batch stays the same."""
     uses_text: bool = False
     """Whether drafts that the text predicts may be worth it."""
+    window: Window = WHOLE
+    """What its blocks attend to."""
 
     @classmethod
     def without_block(

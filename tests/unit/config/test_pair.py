@@ -49,7 +49,12 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
 
 
 def parallel(tensor: int = 1, data: int = 1) -> Any:
-    return SimpleNamespace(tensor_parallel_size=tensor, data_parallel_size=data)
+    return SimpleNamespace(
+        tensor_parallel_size=tensor,
+        data_parallel_size=data,
+        decode_context_parallel_size=1,
+        prefill_context_parallel_size=1,
+    )
 
 
 @pytest.fixture
@@ -247,6 +252,20 @@ def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
     mode = resolve(settings, drafter_config(), target(), engine(), parallel())
     assert from_json(mode.to_json()) == mode
     assert (mode.is_fair, mode.drafter.draft_window) == (False, 12)
+    assert not mode.chooses_window
+
+
+def test_a_window_that_is_chosen(drafter: Path) -> None:
+    """The checkpoint's windows stay. It cannot be chosen where ranks have parts of contexts."""
+    settings = SpeculativeSettings(model=str(drafter), draft_window="auto")
+    mode = resolve(settings, drafter_config(), target(), engine(), parallel())
+    assert from_json(mode.to_json()).chooses_window
+    assert mode.drafter.draft_window is None
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        split = parallel()
+        setattr(split, name, 2)
+        with pytest.raises(ValueError, match=f"draft_window is 'auto', but .*{name} is 2"):
+            resolve(settings, drafter_config(), target(), engine(), split)
 
 
 @pytest.mark.parametrize(

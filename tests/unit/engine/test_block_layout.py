@@ -13,7 +13,9 @@ from vllm_dflash.engine.block_layout import (
     draft_limits,
     kept_rows,
     length_limits,
+    tables_from,
 )
+from vllm_dflash.planning.window import Window
 
 CACHE_BLOCK = 4
 MASK = 999
@@ -137,6 +139,7 @@ def test_what_attention_kernels_are_given_has_their_dtypes() -> None:
         "slots": ([33, 34, 35, 42, 43], np.int64),
         "query_start_loc": ([0, 3, 5], np.int32),
         "seq_lens": ([8, 8], np.int32),
+        "first_blocks": ([0, 0], np.int32),
         "offsets": ([0, 1, 2, 0, 1], np.int64),
         "mask_rows": ([1, 2, 4], np.int64),
     }
@@ -169,3 +172,36 @@ def test_a_request_ends_behind_its_prompt_and_what_it_asked_for() -> None:
     requests["d"] = pooling
     limits = length_limits(requests, ["c", "d", "a", "b"], 256)  # the batch has its own order
     assert limits.tolist() == [256, 256, 60, 256]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 7)), min_size=1, max_size=5),
+    st.integers(0, 20),
+    st.integers(0, 30),
+)
+def test_a_window_leaves_out_whole_cache_blocks(
+    batch: list[tuple[int, int]], tokens: int, shortest: int
+) -> None:
+    """Attention finds, at shifted places, the slots of the last tokens and of the block."""
+    contexts, lengths = (np.array(column) for column in zip(*batch, strict=True))
+    table = np.arange(len(batch) * 20).reshape(len(batch), 20)
+    given = contexts, lengths, contexts, MASK, table, CACHE_BLOCK
+    whole, window = block_inputs(*given), Window(tokens, shortest, 0)
+    inputs = block_inputs(*given, window)
+    shifted = tables_from(table, inputs.first_blocks)
+    for request, (context, length) in enumerate(batch):
+        skipped = int(window.skipped(contexts, CACHE_BLOCK)[request])
+        end = context + 1 + length
+        assert inputs.seq_lens[request] == end - skipped
+        read = [
+            shifted[request, place // CACHE_BLOCK] * CACHE_BLOCK + place % CACHE_BLOCK
+            for place in range(end - skipped)
+        ]
+        all_slots = [
+            table[request, place // CACHE_BLOCK] * CACHE_BLOCK + place % CACHE_BLOCK
+            for place in range(end)
+        ]
+        assert read == all_slots[skipped:]
+    # Rows keep their positions and slots.
+    assert inputs.positions.tolist() == whole.positions.tolist()
+    assert inputs.slots.tolist() == whole.slots.tolist()

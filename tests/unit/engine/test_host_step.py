@@ -20,6 +20,7 @@ from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
+from vllm_dflash.planning.window import Window, WindowChooser
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -417,3 +418,59 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
     assert drafts == [[20], [20], [], [20]]
     assert step.nan_drafts == 4 + 2 + 4
     assert step.limits.tolist() == [1, 1, 0, 1]
+
+
+# --- draft windows -----------------------------------------------------------------------------
+
+
+def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
+    agreed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(Scripted(drafting(True, False), drafting(True, True), Plan.without_block(2)))
+    whole, window = Window(0, 4, 0), Window(4, 4, 0)
+    turns = iter([whole, window])
+    asked: list[list[int]] = []
+
+    def choose(_: WindowChooser, lens: Ints) -> Window:
+        asked.append(lens.tolist())
+        return next(turns)
+
+    monkeypatch.setattr(WindowChooser, "choose", choose)
+    host.windows = WindowChooser(LONGEST, [4], 4)
+    ways = host.windows.classes[0].ways
+    first, _ = host.step(7, 7)
+    second, _ = host.step(7, 7)
+    assert [first.plan.window, second.plan.window] == [whole, window]
+    assert [agreed[0].window, agreed[2].window] == [whole, window]
+    assert asked == [[CONTEXT], [CONTEXT, CONTEXT]]  # of those who are drafted
+    assert [way.steps for way in ways] == [0, 1]  # the first step has no known time
+    assert ways[1].seconds == pytest.approx(second.draft_seconds / 2)
+    rest = (second.seconds - second.draft_seconds) / 2
+    assert host.windows.classes[0].rest_seconds == pytest.approx(rest)
+    host.verify("ab", [2, 2], [3, 1])
+    assert [(way.verified, way.accepted) for way in ways] == [(0, 0), (2, 2)]
+    assert next(turns, None) is None  # a step without blocks asks for no window
+
+
+def test_fixed_lengths_have_windows_that_ranks_agree_on(
+    agreed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host()
+    host.windows = WindowChooser(LONGEST, [3], 5)
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Window(3, 5, 0))
+    step, _ = host.step(7)
+    assert [plan.window.tokens for plan in agreed] == [3]
+    assert agreed[0] is step.plan
+
+
+def test_a_better_window_lets_the_planner_draft_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted: list[int] = []
+    monkeypatch.setattr(Scripted, "restart", lambda _: restarted.append(1))
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Window(3, 5, 0))
+    host = Host(Scripted(*[drafting(True)] * 3))
+    host.windows = WindowChooser(LONGEST, [3], 5)
+    host.step(7)
+    host.windows.classes[0].has_changed = True
+    host.step(7)
+    host.step(7)
+    assert len(restarted) == 1

@@ -6,6 +6,7 @@ import pytest
 from support.levels import estimate_of
 from support.planner_world import names, straight, straight_costs
 from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
 from vllm_dflash.planning.step import Plan, StepRecord
 
@@ -141,3 +142,13 @@ def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
         learned.append((costs.attention.block, costs.block(3)))
     assert learned[0] == pytest.approx(learned[1])
     assert learned[0][0] > 0
+
+
+def test_blocks_with_a_window_cost_less_ahead() -> None:
+    """Model Runner V2 cannot time blocks, and expects what the profile says."""
+    planner = AheadPlanner(7, 4)
+    planner.start(with_attention(block=1), [7])
+    whole = planner._drafting_seconds(2, 100_000)
+    planner.window_tokens = 1000
+    assert (whole - planner._drafting_seconds(2, 100_000)) * 1000 == pytest.approx(98)
+    assert planner._drafting_seconds(2, 500) == planner.costs.block(16, 500)

@@ -14,6 +14,7 @@ from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
 from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.window import WindowChooser, described
 
 ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32
 """Minimum between two checks of acceptance. Steps count because requests with the same prompt are
@@ -92,9 +93,10 @@ class PeriodicLog:
         statistics: DraftStatistics,
         interval: float,
         clock: Callable[[], float] = time.monotonic,
+        windows: WindowChooser | None = None,
     ) -> None:
-        """Log at most one line per `interval` seconds."""
-        self._statistics = statistics
+        """Log at most one line per `interval` seconds, and one on draft windows."""
+        self._statistics, self._windows = statistics, windows
         self._increases = Increases(statistics, interval, clock=clock)
         self._costs = statistics.costs.copy()
 
@@ -132,6 +134,8 @@ class PeriodicLog:
                 f" (planned: {since['expected_tokens'] / plain:.2f}x)"
             ]
         logger().info("%s", ", ".join(parts))
+        if self._windows is not None and (report := self._windows.report()):
+            logger().info("DFlash windows: %s", described(report))
 
 
 class DraftWatch:

@@ -69,7 +69,9 @@ class V1CPUWorker(DraftingCPUWorker):
         statistics = self.drafter.statistics
         self._figures = Increases(statistics, INTERVAL, METRICS)
         if self.drafter.mode.is_planned:
-            self._ticking += (PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL).tick,)
+            windows = self.drafter.host.windows
+            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows=windows)
+            self._ticking += (log.tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target, and also sample and draft unless a request has a grammar.

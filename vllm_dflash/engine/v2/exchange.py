@@ -19,10 +19,12 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.v2.block_timer import BlockTime
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import NO_DRAFTS, TEXT, Learned
+from vllm_dflash.planning.window import WHOLE, Window
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Directions:
     """Whether the step has a new plan, so that its budget is computed anew as well."""
     learned: Learned | None = None
     """Costs and rates for budgets and chances from now on; None: no change."""
+    window: Window = WHOLE
+    """What the block attends to."""
+    windows: list[dict[str, Any]] | None = None
+    """What windows were chosen by, for `dflash_stats`; None: no news."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ DIRECTIONS: Message[Directions] = Message("dflash_directions")
 OUTCOMES: Message[Floats] = Message("dflash_outcomes")
 """Worker to scheduler, with its output: the device's table of the output's requests, in its order,
 [R, OUTCOME_COLUMNS + K]; see `Outcomes`."""
+BLOCK_SECONDS: Message[float] = Message("dflash_block_seconds")
+"""Worker to scheduler, with the output of the step after: time of a block. Sent if the scheduler
+chooses draft windows."""
 FACTS: Message[WorkerFacts] = Message("dflash_facts")
 """Worker to scheduler, with the first sampled tokens."""
 
@@ -128,10 +137,24 @@ class Sent(NamedTuple):
 class CountedOutput(AsyncModelRunnerOutput):
     """vLLM's output of a step; counts the step's drafts when it is fetched."""
 
-    def __init__(self, output: AsyncOutput, report: HostCopy, statistics: DraftStatistics) -> None:
-        """`report`: the device's table of outcomes, [R, OUTCOME_COLUMNS + K]."""
+    def __init__(
+        self,
+        output: AsyncOutput,
+        report: HostCopy,
+        statistics: DraftStatistics,
+        block_time: BlockTime | None = None,
+    ) -> None:
+        """Wrap an output.
+
+        Args:
+            output: vLLM's output of a step.
+            report: the device's table of outcomes, [R, OUTCOME_COLUMNS + K].
+            statistics: counts its drafts.
+            block_time: time of the block of the step before; None: not to be sent.
+        """
         self.model_runner_output = output.model_runner_output
         self._output, self._report, self._statistics = output, report, statistics
+        self._block_time = block_time
 
     def get_output(self) -> ModelRunnerOutput:
         """Called by vLLM where it may block: in its own thread, or by the scheduler."""
@@ -142,6 +165,8 @@ class CountedOutput(AsyncModelRunnerOutput):
         # Placeholders, and requests without drafts, count as 0 verified drafts.
         self._statistics.count_verified(output.req_ids, produced, verified_drafts(table))
         OUTCOMES.attach(output, table)
+        if self._block_time is not None:  # the table has arrived, which was copied behind it
+            BLOCK_SECONDS.attach(output, self._block_time.seconds())
         return output
 
     def get_kv_connector_output(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
@@ -13,6 +14,7 @@ from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
@@ -22,6 +24,7 @@ from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.attention_groups import set_windows_apart, split_by_kind
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v2.trimming import why_untrimmed
+from vllm_dflash.engine.v2.windowed_context import WindowedContext
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
@@ -63,6 +66,8 @@ class LoadedSpeculator(DFlashSpeculator):
         """Reason why the device does not trim drafts; None if it does."""
         self.runs_target_alone = False
         """Whether the runner's dummy runs skip the drafter."""
+        self.windowed: WindowedContext | None = None
+        """What attention reads if draft windows are chosen; else None."""
         self.newest_context: torch.Tensor | None = None
         """Fused context of each request's last stored token, [max R, H]; only for LiLiCorr."""
         if self.spec.lilicorr is not None:
@@ -182,3 +187,31 @@ class LoadedSpeculator(DFlashSpeculator):
                     whole, attentions, self.attn_vllm_config, self.device, block_size
                 )
         self._configure_decode_metadata_update()
+        if self.mode.chooses_window:
+            self.windowed = WindowedContext(
+                block_tables,
+                self.draft_kv_cache_group_ids,
+                self.input_buffers,
+                self.num_query_per_req,
+            )
+
+    def capture(self) -> None:
+        """Capture graphs of blocks, which read the windowed context if there is one."""
+        with nullcontext() if self.windowed is None else self.windowed.in_place_of(self):
+            super().capture()
+
+    def _prepare_graph_forward(self, num_reqs: int, attn_metadata: dict[str, Any] | None) -> None:
+        """What a graph does first. If it updates its metadata itself, nobody builds it before."""
+        if self.windowed is not None and self.supports_decode_metadata_update:
+            self.windowed.leave_out(num_reqs)
+        super()._prepare_graph_forward(num_reqs, attn_metadata)
+
+    def _build_uniform_attn_metadata(
+        self, batch_desc: BatchExecutionDescriptor, num_reqs: int, *args: Any, **kwargs: Any
+    ) -> dict[str, Any] | None:
+        """Metadata of blocks that run eagerly, or whose graph does not update it."""
+        if self.windowed is None:
+            return super()._build_uniform_attn_metadata(batch_desc, num_reqs, *args, **kwargs)
+        self.windowed.leave_out(batch_desc.num_reqs or num_reqs)
+        with self.windowed.in_place_of(self):
+            return super()._build_uniform_attn_metadata(batch_desc, num_reqs, *args, **kwargs)

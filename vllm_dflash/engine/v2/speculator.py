@@ -7,6 +7,7 @@ vLLM calls the methods above the line once, when an engine starts, and those bel
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import newly_admitted
+from vllm_dflash.engine.v2.block_timer import BlockTimer
 from vllm_dflash.engine.v2.confidence import judge
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
@@ -61,7 +63,9 @@ class PlannedSpeculator(LoadedSpeculator):
             self.draft_token_confidence_probs = self.trees.chances
         self.step = DeviceStep(self.max_num_reqs, drafts, texts, self.trees)
         self.statistics = DraftStatistics(places)
-        self.warm = WarmState(lambda: (self, self.input_buffers, *self.step.owners()))
+        self.timer = BlockTimer(device) if self.mode.chooses_window else None
+        """Times blocks, if draft windows are chosen."""
+        self.warm = WarmState(self._owners)
         self.candidates: CandidateSampler | None = None
         """Chooses among a DFlash 2 or LiLiCorr drafter's candidates, token by token; else None."""
         if (top_k := self.spec.num_candidates) is not None:
@@ -74,6 +78,7 @@ class PlannedSpeculator(LoadedSpeculator):
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._report: HostCopy | None = None
         """Outcomes of drafts in the current step, on the way to the host."""
+        self._windows: list[dict[str, Any]] = []
         self._runs_block = True
         self.num_dummy_requests = 0
         """Requests of the last dummy run; a graph may pad them to more than were asked for."""
@@ -109,6 +114,9 @@ class PlannedSpeculator(LoadedSpeculator):
         """Take the directions for a step that is about to run."""
         self.newly_admitted = newly_admitted(scheduler_output)
         self.directions = directions_of(scheduler_output)
+        self._windows = self.directions.windows or self._windows
+        if self.windowed is not None and self.directions.runs_block:
+            self.windowed.attend_to(self.directions.window)
         if self.trees is not None:
             self.trees.begin_step(scheduler_output)
         if (learned := self.directions.learned) is not None:
@@ -151,16 +159,18 @@ class PlannedSpeculator(LoadedSpeculator):
             if self.trees is not None:
                 self.trees.settle(input_batch, features=inputs[3])
             self.step.before_block(self.batch, self._fresh_slots())
-        super().propose(  # stores the context, and drafts the block
-            input_batch,
-            *inputs,
-            dummy_run=dummy_run,
-            # A step without a block cannot use the graph, but still stores context.
-            is_profile=is_profile or not runs_block,
-            # At 0, vLLM 0.33 only stores context; 0.32 ignores the number.
-            num_speculative_tokens=places if runs_block else 0,
-            **more_inputs,
-        )
+        is_timed = self.timer is not None and runs_block and not dummy_run
+        with self.timer.timing() if self.timer and is_timed else nullcontext():
+            super().propose(  # stores the context, and drafts the block
+                input_batch,
+                *inputs,
+                dummy_run=dummy_run,
+                # A step without a block cannot use the graph, but still stores context.
+                is_profile=is_profile or not runs_block,
+                # At 0, vLLM 0.33 only stores context; 0.32 ignores the number.
+                num_speculative_tokens=places if runs_block else 0,
+                **more_inputs,
+            )
         if not dummy_run:
             self.step.after_block(self.batch, has_block=runs_block)
             self._report = self.step.report
@@ -234,4 +244,13 @@ class PlannedSpeculator(LoadedSpeculator):
     def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
         """Wrap the output of the step that ends, so that its drafts are counted."""
         report, self._report = self._report, None
-        return output if report is None else CountedOutput(output, report, self.statistics)
+        took = None if self.timer is None else self.timer.end_step()
+        return output if report is None else CountedOutput(output, report, self.statistics, took)
+
+    def window_report(self) -> list[dict[str, Any]] | None:
+        """What the scheduler has last chosen windows by; None: windows are not chosen."""
+        return self._windows if self.mode.chooses_window else None
+
+    def _owners(self) -> tuple[object, ...]:
+        windowed = () if self.windowed is None else self.windowed.owners()
+        return self, self.input_buffers, *self.step.owners(), *windowed

@@ -26,6 +26,7 @@ from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.scheduler_output import never_drafts, room_for_blocks
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
+    BLOCK_SECONDS,
     CHAINS_ONLY,
     DIRECTIONS,
     FACTS,
@@ -36,8 +37,9 @@ from vllm_dflash.engine.v2.exchange import (
     verified_drafts,
 )
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
+from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
-from vllm_dflash.planning import Ints
+from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
@@ -75,7 +77,10 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
-        self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
+        self._windows = WindowsAhead(self._longest) if mode.chooses_window else None
+        chooser = None if self._windows is None else self._windows.chooser
+        interval = envs.VLLM_LOG_STATS_INTERVAL
+        self._log = PeriodicLog(self.statistics, interval, windows=chooser)
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
         """Whether the last step has a new plan; if so, we learn from the next output."""
@@ -100,6 +105,11 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if names:
             started = time.perf_counter()
             directions = self._plan(scheduler_output, names)
+            if self._windows is not None:
+                directions = self._windows.direct(directions, lambda: self._context_lens(names))
+                self.planner.window_tokens = self._windows.window.tokens
+                if self._windows.chooser.has_changed():
+                    self.planner.restart()
             DIRECTIONS.attach(scheduler_output, directions)
             seconds = time.perf_counter() - started
             self.statistics.planning_seconds += seconds
@@ -285,7 +295,9 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         draft_rows = self._draft_rows
         self._draft_rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
         if not self._is_anew:
-            self.statistics.step_seconds += self._clock.skip(names)
+            seconds = self._clock.skip(names)
+            self.statistics.step_seconds += seconds
+            self._observe_window(scheduler_output, output, table, seconds)
             return
         step = StepRecord(
             names, np.zeros(len(names), np.int64), scheduler_output.total_num_scheduled_tokens
@@ -304,6 +316,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
                 self._tree_gain.observe(outcomes, step.produced - 1, rest)
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
+        self._observe_window(scheduler_output, output, table, step.seconds)
         if not step.context_lens.all():
             # Some requests ended while this step ran. It did read their contexts, so its time
             # would be attributed to something else.
@@ -313,6 +326,24 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self._cadence.observe(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
         self.statistics.observe_time(step, estimate)
+
+    def _observe_window(
+        self,
+        scheduler_output: SchedulerOutput,
+        output: ModelRunnerOutput,
+        table: Floats | None,
+        seconds: float,
+    ) -> None:
+        """Learn about draft windows; `table`: outcomes in the scheduler's order, [R, columns]."""
+        tokens = scheduler_output.num_scheduled_tokens
+        if self._windows is None or table is None or not tokens:
+            return
+        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
+        if sum(tokens.values()) > len(tokens) + sum(map(len, drafts)):  # prompts take time as well
+            seconds = 0.0
+        produced = [len(output.sampled_token_ids[output.req_id_to_index[name]]) for name in tokens]
+        directions, took = directions_of(scheduler_output), BLOCK_SECONDS.on(output)
+        self._windows.observe(directions, produced, table, seconds, took)
 
 
 class DFlashAsyncScheduler(DFlashSyncScheduler, AsyncScheduler):

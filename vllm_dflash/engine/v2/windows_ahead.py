@@ -1,0 +1,77 @@
+"""Draft windows in V2's schedulers: chosen for all workers when a step is scheduled.
+
+A step's output says what became of the blocks of the step before, and how long they took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.step import BLOCK
+from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
+
+REPORT_EVERY = 32
+"""Planned steps with a block between two reports to workers, for `dflash_stats`."""
+
+
+class WindowsAhead:
+    """Chooses the window of each step with a block, and learns from outputs, in order."""
+
+    def __init__(self, longest: int) -> None:
+        """Choose for contexts of up to `longest` tokens."""
+        self.chooser = WindowChooser(longest)
+        self.window = WHOLE
+        """Window of the last step that was scheduled with a block."""
+        self._steps = 0
+        """Steps with a block since a window was last chosen."""
+        self._report_in = 1
+        self._last: tuple[Window, int] | None = None
+        """Window and requests of the last finished step's blocks; None: it had none."""
+
+    def direct(self, directions: Directions, context_lens: Callable[[], Ints]) -> Directions:
+        """Add the window to the directions for a step; `context_lens`: tokens by request, [R]."""
+        if not directions.runs_block:
+            return directions
+        self._steps += 1
+        report = None
+        if directions.is_anew:
+            self.window, self._steps = self.chooser.choose(context_lens(), self._steps), 0
+            self._report_in -= 1
+            if self._report_in <= 0:
+                report, self._report_in = self.chooser.report(), REPORT_EVERY
+        return replace(directions, window=self.window, windows=report)
+
+    def observe(
+        self,
+        directions: Directions,
+        produced: list[int],
+        table: Floats,
+        seconds: float,
+        block_seconds: float | None,
+    ) -> None:
+        """Learn from the output of a step of R requests.
+
+        Args:
+            directions: those of this step.
+            produced: tokens that each request got, [R].
+            table: the device's table of outcomes, [R, columns]; see `Outcomes`.
+            seconds: time since the last output; 0: not known, or the step had prompts.
+            block_seconds: time of the last step's blocks; None: not known.
+        """
+        last = self._last
+        self._last = (directions.window, len(produced)) if directions.runs_block else None
+        if last is None:
+            return
+        window, num_blocks = last
+        came = np.array(produced)
+        of_blocks = (table[:, 0] == BLOCK) & (table[:, 1] > 0) & (came > 0)
+        accepted = int((came[of_blocks] - 1).sum())
+        self.chooser.observe_drafts(window, int(of_blocks.sum()), accepted)
+        if seconds and block_seconds is not None:
+            rest = max(seconds - block_seconds, 0.0)
+            self.chooser.observe_seconds(window, num_blocks, block_seconds, rest)
