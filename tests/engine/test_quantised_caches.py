@@ -27,7 +27,6 @@ pytestmark = [
     ),
 ]
 PROMPTS, PARAMS = held_out_prompts(8)[4:], greedy(24)
-BUDGET = 1 << 30  # as conftest.py sets it
 
 
 @pytest.fixture(scope="module")
@@ -42,26 +41,25 @@ def expected() -> list[list[int]]:
 def test_the_targets_own_text(
     expected: list[list[int]], drafters: str | None, kept: torch.dtype
 ) -> None:
-    """The cache also holds as many tokens as `inspect` says."""
+    """A token of the drafter's also takes as many bytes as `inspect` says."""
     found = inspect_pair(
         str(DRAFTER),
         str(TARGET),
-        kv_cache_memory=BUDGET,
         kv_cache_dtype="fp8",
         draft_kv_cache_dtype=drafters,
         dtype="float32",
         max_model_len=512,
-        block_size=32,
     )
     assert found.memory is not None
-    assert found.memory.cache is not None
-    (budget,) = found.memory.cache.budgets
     speculative = {**FIXED, "kv_cache_dtype": drafters}
     with engine(speculative_config=speculative, kv_cache_dtype="fp8") as llm:
         assert token_ids(llm, PROMPTS, PARAMS) == expected
-        assert llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens == budget.tokens
-        for attention in proposer_of(llm).model.context.attentions:
+        attentions = proposer_of(llm).model.context.attentions
+        for attention in attentions:
             assert attention.attn.kv_cache.dtype == kept
+        specs = [one.attn.get_kv_cache_spec(llm.llm_engine.vllm_config) for one in attentions]
+        cached = sum(spec.page_size_bytes // spec.block_size for spec in specs)
+        assert found.memory.drafter_cache_per_token == cached
         drafter = proposer_of(llm)
         groups = [*chain(*drafter.attn_groups)] if USES_V2 else drafter.block.groups
         assert {g.get_metadata_builder().kv_cache_dtype for g in groups} == {drafters or "fp8"}
