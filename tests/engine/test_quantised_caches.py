@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from support.engines import (
+    DRAFTER,
     FIXED,
+    TARGET,
     USES_V2,
     engine,
     greedy,
@@ -16,6 +18,7 @@ from support.engines import (
     proposer_of,
     token_ids,
 )
+from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 
 pytestmark = [
     pytest.mark.usefixtures("runner"),
@@ -38,11 +41,25 @@ def expected() -> list[list[int]]:
 def test_the_targets_own_text(
     expected: list[list[int]], drafters: str | None, kept: torch.dtype
 ) -> None:
+    """A token of the drafter's also takes as many bytes as `inspect` says."""
+    found = inspect_pair(
+        str(DRAFTER),
+        str(TARGET),
+        kv_cache_dtype="fp8",
+        draft_kv_cache_dtype=drafters,
+        dtype="float32",
+        max_model_len=512,
+    )
+    assert found.memory is not None
     speculative = {**FIXED, "kv_cache_dtype": drafters}
     with engine(speculative_config=speculative, kv_cache_dtype="fp8") as llm:
         assert token_ids(llm, PROMPTS, PARAMS) == expected
-        for attention in proposer_of(llm).model.context.attentions:
+        attentions = proposer_of(llm).model.context.attentions
+        for attention in attentions:
             assert attention.attn.kv_cache.dtype == kept
+        specs = [one.attn.get_kv_cache_spec(llm.llm_engine.vllm_config) for one in attentions]
+        cached = sum(spec.page_size_bytes // spec.block_size for spec in specs)
+        assert found.memory.drafter_cache_per_token == cached
         drafter = proposer_of(llm)
         groups = [*chain(*drafter.attn_groups)] if USES_V2 else drafter.block.groups
         assert {g.get_metadata_builder().kv_cache_dtype for g in groups} == {drafters or "fp8"}

@@ -1,17 +1,23 @@
-"""vLLM's reading of a drafter's config: what it is told."""
+"""vLLM's reading of a drafter's config: what is hidden from it, told to it, and blamed."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from support.configs_by_hand import GPT_OSS
+from support.configs_by_hand import GPT_OSS, Fields
 from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.draft_config import (
+    config_fault,
     describe_to_vllm,
     drafted_length,
+    read_by_vllm,
 )
 
 DRAFTER = parse_config("it", GPT_OSS)
@@ -92,3 +98,94 @@ def test_a_short_drafter_does_not_shorten_its_target(
     drafted = told if goes_on and asked is None else own
     assert (draft.max_model_len, drafted_length(draft)) == (told, drafted)
     assert config.target_model_config.max_model_len == TARGETS_LENGTH
+
+
+Bad = Callable[[Fields], str | None]
+
+
+class Reader:
+    """Stand-in for vLLM's reading of the drafter: fails if `bad` gives a reason."""
+
+    def __init__(self, bad: Bad) -> None:
+        self.bad = bad
+        self.read: list[Fields] = []
+        self.asked: list[dict[str, Any]] = []
+        self.spec_models: list[Any] = []
+
+    def __call__(self, engine_args: Any) -> Any:
+        written = engine_args.speculative_config
+        self.asked.append({key: value for key, value in written.items() if key != "model"})
+        self.spec_models.append(engine_args.spec_model)
+        self.read.append(json.loads((Path(written["model"]) / "config.json").read_text()))
+        if why := self.bad(self.read[-1]):
+            raise IndexError(why)
+        return vllms(hf(), hf())
+
+
+def arguments(folder: str = "somewhere", **speculative: Any) -> Any:
+    config = {"model": folder, "revision": "abc", "method": "dflash", **speculative}
+    return SimpleNamespace(spec_model="by flag", speculative_config=config)
+
+
+def test_the_field_to_blame_is_found_by_trial() -> None:
+    config = {**GPT_OSS, "odd": [1], "n_predict": 0}
+    reader = Reader(lambda fields: "no divisor" if fields.get("n_predict") == 0 else None)
+    args = arguments()
+    fault = config_fault(DRAFTER, config, args, reader)
+    assert isinstance(fault, DrafterError)
+    assert str(fault) == (
+        "drafter 'it': bad config: vLLM cannot read n_predict of config.json, which is 0:"
+        " no divisor (IndexError)"
+    )
+    assert reader.read[0] == PLAIN
+    assert reader.read[1:] == [{**PLAIN, name: value} for name, value in config.items()]
+    # All else is unchanged, except the revision, which belongs to the repository.
+    assert reader.asked == [{"method": "dflash"}] * len(reader.asked)
+    assert set(reader.spec_models) == {None}
+    assert args == arguments()
+
+
+def test_fields_that_do_not_go_together() -> None:
+    config = {**GPT_OSS, "a": 1, "b": 2}
+    reader = Reader(
+        lambda fields: (
+            "1 validation error\nValue error, both" if {"a", "b"} <= fields.keys() else None
+        )
+    )
+    fault = config_fault(DRAFTER, config, arguments(), reader)
+    assert str(fault) == (
+        "drafter 'it': bad config: vLLM cannot read config.json: both (IndexError)"
+    )
+    assert reader.read[-1] == config
+
+
+def read(folder: Path, bad: Bad, target: Any, config: Fields = GPT_OSS) -> tuple[Any, Any]:
+    (folder / "config.json").write_text(json.dumps(config))
+    args = arguments(str(folder))
+    return read_by_vllm(Reader(bad), args, target, DRAFTER, config), args
+
+
+def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:
+    """vLLM writes into the arguments before it fails."""
+    (tmp_path / "config.json").write_text(json.dumps({**GPT_OSS, "n_predict": 0}))
+    reader = Reader(lambda fields: "no" if "n_predict" in fields else None)
+    args = arguments(str(tmp_path))
+
+    def writes(engine_args: Any) -> Any:
+        try:
+            return reader(engine_args)
+        finally:
+            engine_args.speculative_config["written by vLLM"] = True
+            engine_args.speculative_config = {**engine_args.speculative_config, "more": 1}
+
+    with pytest.raises(DrafterError, match=r"n_predict of config\.json"):
+        read_by_vllm(
+            writes,
+            args,
+            SimpleNamespace(trust_remote_code=True),
+            DRAFTER,
+            {**GPT_OSS, "n_predict": 0},
+        )
+    assert reader.asked[0] == {"method": "dflash", "revision": "abc"}
+    assert reader.asked[1:] == [{"method": "dflash"}] * (len(reader.asked) - 1)
+    assert args.speculative_config["more"] == 1  # the user's arguments stay as vLLM left them

@@ -117,7 +117,6 @@ def test_integers_are_a_fault_and_eight_bit_floats_a_warning(pair: Pair, tmp_pat
     [
         (lambda folder: shutil.rmtree(folder), "does not exist"),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "download it again"),
     ],
 )
 def test_a_target_that_cannot_be_read(

@@ -33,7 +33,6 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["inspect"], "required"),
         (["verify", *SPECULATIVE[:3], "{"], "not JSON"),
         (["verify", *SPECULATIVE, "--tie", "nan"], "nan is not a non-negative number"),
-        (["inspect", *PAIR, "--kv-cache-memory", "lots"], "use 4GiB"),
         (["bench", "--seconds", "inf"], "inf is not a positive number of seconds"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
