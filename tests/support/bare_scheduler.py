@@ -77,6 +77,7 @@ def take_vllm_out(
         is_fair=is_fair,
         draft_width=max_draft,
         tree_nodes=tree_nodes,
+        chooses_window=False,
         most_active=None,
     )
     monkeypatch.setattr(Mode, "of", lambda _: mode)

@@ -24,9 +24,6 @@ POSITION_PRIOR_TOKENS = 8.0
 BIAS_PRIOR_TOKENS = 8.0
 HALF_LIFE_TOKENS = 2000.0
 """Observed drafts after which an observation counts half."""
-RECALLED_TOKENS = 500.0
-"""Observations that all of an earlier run count for. Its prompts may have been different, so a few
-hundred drafts of this run weigh as much."""
 REQUEST_MEMORY, GLOBAL_MEMORY = 0.9, 0.98
 """What is left of the bias of a request, and of all requests, after one more observed block."""
 TRUST = 1.0 - 0.78 * np.maximum(np.arange(512.0), 1.0) ** -0.76
@@ -97,11 +94,6 @@ class Chances(NamedTuple):
         self.seen[:] *= share
         self.accepted[:] *= share
         update_rates(self)
-
-    def recall(self, table: Floats) -> None:
-        """Start from what another run has seen, and what of it was accepted, [2, K, knots]."""
-        self.seen[:], self.accepted[:] = table
-        self.keep(RECALLED_TOKENS)
 
 
 @compiled

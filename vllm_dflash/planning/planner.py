@@ -28,7 +28,6 @@ from vllm_dflash.planning.chances import (
     learn_blocks,
 )
 from vllm_dflash.planning.costs import StepCosts, num_octaves
-from vllm_dflash.planning.estimates import Estimates
 from vllm_dflash.planning.forecast import Forecast
 from vllm_dflash.planning.objective import price_of, worth_of
 from vllm_dflash.planning.search import (
@@ -173,25 +172,6 @@ class LearningPlanner:
         self.block_chances.keep(OLD_TOKENS)
         self.forecast.restart()
         self.probes.restart()
-
-    def estimates(self) -> Estimates:
-        """Return what was learned, for another run to recall."""
-        blocks, texts = (
-            np.stack([one.seen, one.accepted]) for one in (self.block_chances, self.text_chances)
-        )
-        return Estimates(self.costs, blocks, self.block_chances.bias_of_all, texts)
-
-    def recall(self, estimates: Estimates) -> None:
-        """Start from what another run has learned about drafts; its costs are in use already.
-
-        Its forecast is not used. The first steps draft in any case, and so show whether these
-        requests' drafts are worth it. A forecast from other requests, whose drafts were not worth
-        it, would make these wait for probes.
-        """
-        self.block_chances.recall(estimates.blocks)
-        self.block_chances.bias_of_all[:] = estimates.bias
-        if estimates.texts[0].shape == self.text_chances.seen.shape:
-            self.text_chances.recall(estimates.texts)
 
 
 class Planner(LearningPlanner):
