@@ -113,11 +113,14 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
     assert harness.step(rows) == [[], expected[:2], [], []]
 
 
-def test_plans_are_for_the_users_objective(pair: Pair) -> None:
-    assert DrafterHarness(pair).proposer.start_planning(profiled_costs()).fair
-    harness = DrafterHarness(pair, objective="throughput", draft_window=9)
-    assert not harness.proposer.start_planning(profiled_costs()).fair
-    assert {one.window for one in harness.proposer.model.block.attentions()} == {9}
+@pytest.mark.parametrize(("chosen", "is_fair"), [({}, True), ({"objective": "throughput"}, False)])
+def test_plans_are_for_the_users_objective(
+    pair: Pair, chosen: dict[str, Any], is_fair: bool
+) -> None:
+    proposer = DrafterHarness(pair, draft_window=9, **chosen).proposer
+    proposer.start_planning(profiled_costs())
+    assert proposer.host.planner.fair is is_fair
+    assert {one.window for one in proposer.model.block.attentions()} == {9}
 
 
 class FromText(FixedLength):
