@@ -251,7 +251,8 @@ class AheadPlanner(LearningPlanner):
             drafting = self._drafting_seconds(count, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
         self.plain_checks.note(step)
-        alone = self.costs.observe(replace(step, target_seconds=seconds, draft_rows=0))
+        target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
+        alone = self.costs.observe(target)
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
     def _learn_blocks(

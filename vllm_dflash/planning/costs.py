@@ -173,18 +173,18 @@ def learn_plain(costs: Record, num_requests: int, surprise: float, num_steps: in
 
 @compiled
 def learn_verify(
-    costs: Record, num_requests: int, surprise: float, num_steps: int, plain_seconds: float
+    costs: Record, num_requests: int, surprise: float, num_steps: int, slack: float
 ) -> None:
     """Correct the verify level.
 
-    Drafts make no step faster. So where the level is below zero by more than noise, steps without
-    drafts were measured while the machine was slower, and what is missing is taken from them. They
-    would not be measured again soon, as drafting seems to pay.
+    Drafts make no step faster. So where the level is below zero by more than `slack` seconds, steps
+    without drafts were measured while the machine was slower, and what is missing is taken from
+    them. They would not be measured again soon, as drafting seems to pay.
     """
     plain, verify, octave = costs.plain_level, costs.verify_level, np.log2(num_requests)
     correct_level(verify, num_requests, surprise, num_steps)
     for point in range(verify.num_points):
-        below = verify.seconds[point] + LEVEL_NOISE * plain_seconds
+        below = verify.seconds[point] + slack
         if below < 0.0 and abs(point - octave) < 1.0:
             plain.seconds[point] += below
             verify.seconds[point] -= below
@@ -217,7 +217,8 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
     if work.rows > count:
-        learn_verify(costs, count, surprise, work.num_steps, plain)
+        slack = LEVEL_NOISE * plain + work.inferred_seconds
+        learn_verify(costs, count, surprise, work.num_steps, slack)
     else:
         learn_plain(costs, count, surprise, work.num_steps)
     forward = seconds_at(costs.verify, work.rows)

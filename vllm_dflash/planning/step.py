@@ -155,6 +155,8 @@ class Work(NamedTuple):
     context_seconds: float
     num_steps: int
     """Number of steps that it is the mean of."""
+    inferred_seconds: float
+    """Estimated time of a block that was subtracted to get `target_seconds`."""
 
 
 class StepEstimate(NamedTuple):
@@ -222,6 +224,8 @@ class StepRecord:
     target_seconds: float = 0.0
     """`seconds` less draft and context, of a step that only decoded, or the mean of several that
     were alike; 0 where it is not known or tells nothing."""
+    inferred_seconds: float = 0.0
+    """Estimated time of a block that was subtracted for that, where it cannot be measured (V2)."""
     count: int = 1
     """Steps that this one stands for: consecutive undrafted ones of the same batch."""
 
@@ -271,6 +275,7 @@ class StepRecord:
             float(self.draft_seconds),
             float(self.context_seconds),
             self.count,
+            float(self.inferred_seconds),
         )
 
     @contextmanager

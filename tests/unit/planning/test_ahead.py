@@ -271,6 +271,21 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
 
 
+def test_a_block_profiled_too_slow_does_not_make_plain_decoding_fast() -> None:
+    """Its estimated time is subtracted from steps that were measured with it: what is left for the
+    target is too little, and says nothing about steps without drafts."""
+    slow = StepCosts.of(straight(10, 1), straight(5, 0.25), straight(0.2, 0.05), 64)
+    planner = by_hand(0.1, 0.1, 0.1, costs=slow)
+    plain = planner.costs.plain(2)
+    for _ in range(40):
+        step = step_of(names(2), np.array([1, 1]), np.array([0, 0]))
+        step.draft_rows, step.target_seconds = 8, 0.016  # 4 rows, and 2 ms for the block
+        estimate = planner.observe(step, None)
+    assert planner.costs.plain(2) == pytest.approx(plain, rel=0.05)
+    assert estimate is not None
+    assert estimate.target_seconds == pytest.approx(0.016, rel=0.02)
+
+
 def test_a_probe_that_has_paid_for_itself_is_refunded() -> None:
     planner = by_hand(*[0.01] * 3, costs=StepCosts.of(straight(10, 1), *(straight(1, 0),) * 2, 8))
     probes = planner.probes
