@@ -250,9 +250,9 @@ class AheadPlanner(LearningPlanner):
             count = step.draft_rows // (1 + self.max_draft)
             drafting = self._drafting_seconds(count, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
-        self.plain_checks.note(step)
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)
+        self.plain_checks.note(step, seconds, alone.target_seconds)
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
     def _learn_blocks(

@@ -177,9 +177,10 @@ def learn_verify(
 ) -> None:
     """Correct the verify level.
 
-    Drafts make no step faster. So where the level is below zero by more than `slack` seconds, steps
-    without drafts were measured while the machine was slower, and what is missing is taken from
-    them. They would not be measured again soon, as drafting seems to pay.
+    Drafts make no step faster. So where a step with drafts, whose rows and reading take `slack`
+    seconds more, would still take less time than one without, the latter were measured while the
+    machine was slower. What is missing is taken from them: they would not be measured again soon,
+    as drafting seems to pay.
     """
     plain, verify, octave = costs.plain_level, costs.verify_level, np.log2(num_requests)
     correct_level(verify, num_requests, surprise, num_steps)
@@ -217,7 +218,8 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     attention[1] = max(attention[1] + change * draft_far / max(reading, 1.0), 0.0)
     surprise /= parts
     if work.rows > count:
-        slack = LEVEL_NOISE * plain + work.inferred_seconds
+        slack = LEVEL_NOISE * plain + work.inferred_seconds + attention[1] * reading
+        slack += seconds_at(costs.verify, work.rows) - seconds_at(costs.verify, count)
         learn_verify(costs, count, surprise, work.num_steps, slack)
     else:
         learn_plain(costs, count, surprise, work.num_steps)

@@ -103,9 +103,10 @@ class PlainChecks:
     LEAST_LOST, MOST_LOST = 0.15, 1.0
     """Limits of what a check is taken to cost, in steps without drafts: the estimate may be wrong,
     and the more it is, the more a check is needed."""
-    KNOWN, UNKNOWN = 0.5, 0.8
-    """Factors of the share after a step without drafts that was measured, and after any check: the
-    batch may change meanwhile."""
+    KNOWN, UNKNOWN, DOUBTED = 0.5, 0.8, 4.0
+    """Factors of the share: after a step without drafts was measured, after any check, as the batch
+    may change meanwhile, and after a step that was faster than expected by more than `FASTER`."""
+    FASTER = 0.07
 
     def __init__(self, max_requests: int) -> None:
         octaves = num_octaves(max_requests)
@@ -118,16 +119,19 @@ class PlainChecks:
         if self._saved[octave] < min(max(speedup - 1.0, self.LEAST_LOST), self.MOST_LOST):
             return False
         self._saved[octave] = 0.0
-        self._lower(octave, self.UNKNOWN)
+        self._change(octave, self.UNKNOWN)
         return True
 
-    def note(self, step: StepRecord) -> None:
-        """Note a step whose time is known: whether it had no drafts."""
+    def note(self, step: StepRecord, measured: float, expected: float) -> None:
+        """Note a step whose seconds are known, and those that were expected of it."""
         if step.rows == step.num_requests:
-            self._lower(round(np.log2(step.num_requests)), self.KNOWN)
+            is_faster = measured < (1.0 - self.FASTER) * expected
+            factor = self.DOUBTED if is_faster else self.KNOWN
+            self._change(round(np.log2(step.num_requests)), factor)
 
-    def _lower(self, octave: int, factor: float) -> None:
-        self._shares[octave] = max(factor * self._shares[octave], self.LEAST_SHARE)
+    def _change(self, octave: int, factor: float) -> None:
+        share = factor * self._shares[octave]
+        self._shares[octave] = min(max(share, self.LEAST_SHARE), self.FIRST_SHARE)
 
 
 class LearningPlanner:
@@ -322,8 +326,8 @@ class Planner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        self.plain_checks.note(step)
         estimate = self.costs.observe(step)
+        self.plain_checks.note(step, step.target_seconds, estimate.target_seconds)
         if step.plan.is_probe:  # one that cost less than charged can come again sooner
             spared = max(estimate.draft_seconds - step.draft_seconds, 0.0)
             self.probes.refund(min(spared, self._probe_charge))

@@ -70,3 +70,18 @@ def test_drafts_make_no_step_faster(num_requests: int) -> None:
     found = estimate_of(costs, timed(num_requests, rows, slower))
     assert found.plain_seconds == pytest.approx(usual[0], rel=0.03)
     assert found.target_seconds == pytest.approx(slower, rel=0.03)
+
+
+@pytest.mark.parametrize("num_requests", [1, 6, 32])
+def test_a_profile_that_is_too_steep_says_nothing_about_plain_steps(num_requests: int) -> None:
+    """Steps with drafts take less than profiled, and still more than steps without."""
+    costs, rows = profiled_costs(), 4 * num_requests
+    plain = float(costs.verify.at(num_requests))
+    verify = 0.5 * (plain + float(costs.verify.at(rows)))
+    for number in range(100):
+        if number < 10:
+            costs.observe(timed(num_requests, num_requests, plain))
+        costs.observe(timed(num_requests, rows, verify))
+        found = estimate_of(costs, timed(num_requests, rows, verify))
+        assert found.plain_seconds == pytest.approx(plain, rel=0.06)
+    assert found.target_seconds == pytest.approx(verify, rel=0.02)
