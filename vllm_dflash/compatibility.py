@@ -56,7 +56,7 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
         return f"{ours} (install a newer vLLM)"
     sources = Sources(Path(vllm.__file__).parents[1])
     try:
-        check_seams(seams, sources)
+        _check_seams(seams, sources)
         if untested(version):
             _check_imports(files, sources)
     except UnsupportedVllmError as error:
@@ -64,11 +64,15 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
     return None
 
 
-def check_seams(seams: Seams, sources: Sources | None = None) -> None:
-    """Refuse a vLLM whose functions differ, by its sources. Raises `UnsupportedVllmError`."""
+def check_vllm(seams: Seams) -> None:
+    """Refuse a vLLM that these seams do not fit. Raises `UnsupportedVllmError`."""
+    if why := why_unfit(seams):
+        raise UnsupportedVllmError(why)
+
+
+def _check_seams(seams: Seams, sources: Sources) -> None:
     import vllm
 
-    sources = sources or Sources(Path(vllm.__file__).parents[1])
     for seam in seams:
         if seam.versions and not seam.is_in(vllm.__version__):
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm_dflash.compatibility import check_seams
+from vllm_dflash.compatibility import check_vllm
 from vllm_dflash.seams import Seam
 
 TARGET, DRAFT, CONTEXT, PLANNING = "target", "draft", "context", "planning"
@@ -42,7 +42,7 @@ class TimedSteps:
         between processes.
         """
         if not hasattr(self, "_step_parts"):
-            check_seams(STEP_TIMES)
+            check_vllm(STEP_TIMES)
             self._step_parts = StepParts(self.model_runner, is_ours=hasattr(self, "dflash_stats"))
         return dict(self._step_parts.sums)
 

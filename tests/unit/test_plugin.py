@@ -22,7 +22,7 @@ from support.pairs import Pair, drafter_config, save_drafter
 from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
-from vllm_dflash.compatibility import check_seams
+from vllm_dflash.compatibility import check_vllm
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS, Mode
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -143,7 +143,7 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
 
 
 def test_plain_engines_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_dflash.compatibility.check_seams", lambda *_: pytest.fail("checked"))
+    monkeypatch.setattr("vllm_dflash.compatibility._check_seams", lambda *_: pytest.fail("checked"))
     pair.start(speculative_config=None)
 
 
@@ -346,5 +346,5 @@ def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPat
     ):
         monkeypatch.setattr("vllm.__version__", version)
         with pytest.raises(seams.UnsupportedVllmError, match=f"has no vllm.{missing}:f"):
-            check_seams(moved)
-        check_seams(tuple(seam for seam in moved if missing not in seam.path))
+            check_vllm(moved)
+        check_vllm(tuple(seam for seam in moved if missing not in seam.path))

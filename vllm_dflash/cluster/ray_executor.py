@@ -27,7 +27,7 @@ except ImportError as error:
 from vllm_dflash.cluster.nodes import check_nodes
 from vllm_dflash.cluster.placement import Place, placed_bundles, reserve_cpus
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave, nap_while_waiting
-from vllm_dflash.compatibility import check_seams
+from vllm_dflash.compatibility import check_vllm
 from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DFlashRayExecutor(RayExecutorV2):
     """
 
     def _init_executor(self) -> None:
-        check_seams(RAY_EXECUTOR)
+        check_vllm(RAY_EXECUTOR)
         configs = [self.parallel_config]
         if (speculative := self.vllm_config.speculative_config) is not None:  # has two copies
             configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
@@ -88,7 +88,7 @@ class CPURayExecutor(RayExecutorV2):
                 " VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group that has only"
                 " the bundles it should use."
             )
-        check_seams(RAY_CPU)  # here, because engines without DFlash may use this executor, too
+        check_vllm(RAY_CPU)  # here, because engines without DFlash may use this executor, too
         try:
             places = self._place()
             bundles = self.parallel_config.placement_group.bundle_specs

@@ -9,6 +9,7 @@ from vllm_dflash.config.mode import (
     CPU_RAY_EXECUTOR,
     SCHEDULER,
     Mode,
+    from_json,
     tree_sizes,
 )
 from vllm_dflash.config.speculative_settings import IGNORED, written_settings
@@ -24,10 +25,12 @@ MANY_REQUESTS = 1 << 16
 def forget_ours(engine_args: EngineArgs) -> None:
     """Remove what we wrote into these arguments, if another config was made from them before."""
     others = dict(engine_args.additional_config or {})
-    if others.pop(ADDITIONAL_CONFIG_KEY, None) is None:
+    written = others.pop(ADDITIONAL_CONFIG_KEY, None)
+    if written is None:
         return
     engine_args.additional_config = others
-    engine_args.disable_hybrid_kv_cache_manager = None
+    if from_json(written).runner == "v1" and engine_args.disable_hybrid_kv_cache_manager:
+        engine_args.disable_hybrid_kv_cache_manager = None  # on V1 it is set again
     if engine_args.scheduler_cls == SCHEDULER:
         engine_args.scheduler_cls = None
 

@@ -85,21 +85,28 @@ def resolve(
         and is_our_scheduler
         and parallel.data_parallel_size == 1
         and not is_other_hybrid(target),
-        chooses_window=chooses_window(settings, parallel),
+        chooses_window=chooses_window(settings, parallel, runner, engine_args.scheduler_cls),
         runner=runner,
         tree_nodes=nodes,
         most_active=engine_args.max_num_active_seqs,
     )
 
 
-def chooses_window(settings: SpeculativeSettings, parallel: ParallelConfig) -> bool:
+def chooses_window(
+    settings: SpeculativeSettings, parallel: ParallelConfig, runner: Runner, scheduler: Any
+) -> bool:
     """Whether draft windows are chosen while the engine runs.
 
     Raises:
-        ValueError: its contexts are split among ranks.
+        ValueError: its contexts are split among ranks, or the user's scheduler would not choose.
     """
     if settings.draft_window != "auto":
         return False
+    if runner == "v2" and scheduler is not None:
+        raise ValueError(
+            f"draft_window is 'auto', but with --scheduler-cls {scheduler} nothing chooses windows"
+            " on Model Runner V2: leave that out, or write a number of tokens."
+        )
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name)) > 1:
             raise ValueError(

@@ -130,6 +130,7 @@ class ContextClass:
             if self._trial_left > 0:
                 return self._next_way()
             self._decide(range(len(self.ways)))
+            self._interval = FIRST_STEPS
             self._steps_left = steps + self._interval
         self._steps_left -= steps
         if self._steps_left <= 0:
@@ -217,7 +218,7 @@ class WindowChooser:
         """Return what was measured and chosen by class, for `dflash_stats`; plain values."""
         return [
             {
-                "context": [self.shortest << octave, self.shortest << (octave + 1)],
+                "context": [self.shortest << octave, self._end_of(octave)],
                 "window": self.tokens[one.in_use],
                 "tried": [*self.tokens],
                 "accepted": [round(way.acceptance, 3) for way in one.ways],
@@ -227,6 +228,10 @@ class WindowChooser:
             for octave, one in enumerate(self.classes)
             if one.steps
         ]
+
+    def _end_of(self, octave: int) -> int | None:
+        """Return the first length beyond a class; the last one has all longer contexts."""
+        return self.shortest << (octave + 1) if octave + 1 < len(self.classes) else None
 
     def _way(self, window: Window) -> Measured:
         return self.classes[window.octave].ways[self.tokens.index(window.tokens)]
@@ -241,7 +246,8 @@ def described(report: list[dict[str, Any]]) -> str:
             f"{n or 'all'}: {took:.2f} ms, {came:.2f} + 1" for n, came, took in ways
         )
         start, end = one["context"]
-        parts.append(f"{start} to {end - 1} tokens: {one['window'] or 'all'} ({numbers})")
+        lengths = f"{start} to {end - 1}" if end else f"{start} and more"
+        parts.append(f"{lengths} tokens: {one['window'] or 'all'} ({numbers})")
     return ", ".join(parts)
 
 

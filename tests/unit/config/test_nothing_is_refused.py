@@ -25,12 +25,6 @@ from support.targets import write_config
 from support.who_runs import OURS, VLLMS, Cell, Settings, ends, starts_alone, who_runs
 
 
-@pytest.fixture(autouse=True)
-def _threads_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM would later fail with two ranks on one memory node (`config/thread_binding.py`)."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
 def other_values(kind: Any, default: Any) -> Iterator[Any]:
     """Yield some values of a field of this type other than its default."""
     if kind is bool:

@@ -88,6 +88,18 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     assert whole.verified == whole.steps == small.verified == small.steps == 0
 
 
+def test_steps_with_prompts_say_nothing_about_windows() -> None:
+    """Their blocks' time includes storing prompts; it is known with the next step's output."""
+    windows, lens = WindowsAhead(8192), np.full(3, SHORTEST)
+    for has_prompts in (False, True, False, False):
+        one = windows.direct(Directions(True), lambda: lens)
+        seconds = 10.0 if has_prompts else 0.1
+        outcomes = table(*[(NO_DRAFTS, 0)] * 3)
+        windows.observe(one, [1] * 3, outcomes, seconds, 0.05, has_prompts=has_prompts)
+    ways = windows.chooser.classes[0].ways
+    assert sum(way.steps for way in ways) == 1
+
+
 def test_steps_without_a_plan_keep_the_window_and_count() -> None:
     windows = WindowsAhead(8192)
     lens = np.full(3, SHORTEST)

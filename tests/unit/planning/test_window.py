@@ -158,8 +158,8 @@ def test_intervals_between_probes_double_up_to_the_limit() -> None:
     edges = np.flatnonzero(np.diff(ways))
     assert (np.diff(edges)[::2] == PROBE_STEPS).all()
     intervals = np.diff(edges)[1::2]
-    assert edges[0] + 1 == 2 * FIRST_STEPS
-    assert intervals.tolist()[:2] == [4 * FIRST_STEPS, 8 * FIRST_STEPS]
+    assert edges[0] + 1 == FIRST_STEPS
+    assert intervals.tolist()[:2] == [2 * FIRST_STEPS, 4 * FIRST_STEPS]
     assert intervals.max() == MOST_STEPS
     probed = [ways[edge + 1] for edge in edges[::2]]
     assert probed[:6] == [1, 2, 1, 2, 1, 2] or probed[:6] == [2, 1, 2, 1, 2, 1]
@@ -168,8 +168,7 @@ def test_intervals_between_probes_double_up_to_the_limit() -> None:
 def test_steps_between_two_plans_count() -> None:
     one = ContextClass(2)
     assert [one.go_on(TRIAL_STEPS) for _ in range(2)] == [1, 0]
-    # The trial has changed nothing, so the interval is doubled.
-    assert [one.go_on(FIRST_STEPS) for _ in range(2)] == [0, 1]
+    assert one.go_on(FIRST_STEPS) == 1
     assert [one.go_on(PROBE_STEPS // 4) for _ in range(4)] == [1, 1, 1, 0]
 
 

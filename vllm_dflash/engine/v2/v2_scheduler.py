@@ -106,7 +106,10 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             started = time.perf_counter()
             directions = self._plan(scheduler_output, names)
             if self._windows is not None:
-                directions = self._windows.direct(directions, lambda: self._context_lens(names))
+                added = np.array(list(scheduler_output.num_scheduled_tokens.values()))
+                directions = self._windows.direct(
+                    directions, lambda: self._context_lens(names) + added
+                )
                 self.planner.window_tokens = self._windows.window.tokens
                 if self._windows.chooser.has_changed():
                     self.planner.restart()
@@ -339,11 +342,10 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if self._windows is None or table is None or not tokens:
             return
         drafts = scheduler_output.scheduled_spec_decode_tokens.values()
-        if sum(tokens.values()) > len(tokens) + sum(map(len, drafts)):  # prompts take time as well
-            seconds = 0.0
+        has_prompts = sum(tokens.values()) > len(tokens) + sum(map(len, drafts))
         produced = [len(output.sampled_token_ids[output.req_id_to_index[name]]) for name in tokens]
         directions, took = directions_of(scheduler_output), BLOCK_SECONDS.on(output)
-        self._windows.observe(directions, produced, table, seconds, took)
+        self._windows.observe(directions, produced, table, seconds, took, has_prompts=has_prompts)
 
 
 class DFlashAsyncScheduler(DFlashSyncScheduler, AsyncScheduler):

@@ -30,8 +30,9 @@ class WindowsAhead:
         self._steps = 0
         """Steps with a block since a window was last chosen."""
         self._report_in = 1
-        self._last: tuple[Window, int] | None = None
-        """Window and requests of the last finished step's blocks; None: it had none."""
+        self._last: tuple[Window, int, bool] | None = None
+        """Window and requests of the last finished step's blocks, and whether the step had prompts;
+        None: it had no blocks."""
 
     def direct(self, directions: Directions, context_lens: Callable[[], Ints]) -> Directions:
         """Add the window to the directions for a step; `context_lens`: tokens by request, [R]."""
@@ -53,6 +54,8 @@ class WindowsAhead:
         table: Floats,
         seconds: float,
         block_seconds: float | None,
+        *,
+        has_prompts: bool = False,
     ) -> None:
         """Learn from the output of a step of R requests.
 
@@ -60,18 +63,23 @@ class WindowsAhead:
             directions: those of this step.
             produced: tokens that each request got, [R].
             table: the device's table of outcomes, [R, columns]; see `Outcomes`.
-            seconds: time since the last output; 0: not known, or the step had prompts.
-            block_seconds: time of the last step's blocks; None: not known.
+            seconds: time since the last output; 0: not known.
+            block_seconds: time of the last step's blocks, and of storing that step's context; None:
+                not known.
+            has_prompts: whether prompts took part in the step: its time, and the next block time,
+                then say nothing about windows.
         """
         last = self._last
-        self._last = (directions.window, len(produced)) if directions.runs_block else None
+        self._last = None
+        if directions.runs_block:
+            self._last = directions.window, len(produced), has_prompts
         if last is None:
             return
-        window, num_blocks = last
+        window, num_blocks, had_prompts = last
         came = np.array(produced)
         of_blocks = (table[:, 0] == BLOCK) & (table[:, 1] > 0) & (came > 0)
         accepted = int((came[of_blocks] - 1).sum())
         self.chooser.observe_drafts(window, int(of_blocks.sum()), accepted)
-        if seconds and block_seconds is not None:
+        if seconds and block_seconds is not None and not (has_prompts or had_prompts):
             rest = max(seconds - block_seconds, 0.0)
             self.chooser.observe_seconds(window, num_blocks, block_seconds, rest)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from vllm_dflash.compatibility import check_seams
+from vllm_dflash.compatibility import check_vllm
 from vllm_dflash.seams import DATASETS
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 
@@ -109,7 +109,7 @@ def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> lis
     file = path / SPEED_SUBSET if name == SPEED_BENCH and path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{str(file)!r} is not a file. To get {name}: {how}")
-    check_seams(DATASETS)
+    check_vllm(DATASETS)
     try:
         return _read(name, file, reader, tokens)
     except ImportError as error:
