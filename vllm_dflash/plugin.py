@@ -181,13 +181,13 @@ def _wrap_front_end() -> None:
     def create_speculative_config(
         self: EngineArgs, target_model_config: ModelConfig, *args: Any, **kwargs: Any
     ) -> SpeculativeConfig | None:
-        from vllm_dflash.config.engine_settings import forget_ours, write_speculative_config
+        from vllm_dflash.config.engine_settings import remove_our_settings, write_speculative_config
         from vllm_dflash.config.speculative_settings import SpeculativeSettings, requested_settings
 
         def read(engine_args: EngineArgs) -> SpeculativeConfig | None:
             return original(engine_args, target_model_config, *args, **kwargs)
 
-        forget_ours(self)
+        remove_our_settings(self)
         requested = requested_settings(self)
         if requested is None:
             return read(self)

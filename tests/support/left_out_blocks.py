@@ -48,7 +48,7 @@ def windowed(
     for each in (*found.tables.input_block_tables[:-1], found.lens):
         each.fill_(UNTOUCHED)
     found.attend_to(case.window)
-    found.leave_out(count)
+    found.write_shortened(count)
     return found, tables.input_block_tables
 
 

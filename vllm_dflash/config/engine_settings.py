@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MANY_REQUESTS = 1 << 16
 
 
-def forget_ours(engine_args: EngineArgs) -> None:
+def remove_our_settings(engine_args: EngineArgs) -> None:
     """Remove what we wrote into these arguments, if another config was made from them before."""
     others = dict(engine_args.additional_config or {})
     written = others.pop(ADDITIONAL_CONFIG_KEY, None)

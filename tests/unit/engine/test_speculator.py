@@ -53,7 +53,7 @@ def bare() -> Any:
     made.step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
     made.statistics, made.budget = DraftStatistics(K), None
     made.runs_target_alone, made.newly_admitted = False, ()
-    made.windowed, made.timer, made._windows = None, None, []
+    made.windowed, made.timer, made._window_report = None, None, []
     made.req_states = SimpleNamespace(
         req_id_to_index={"a": 4, "b": 0, "c": 5, "d": 2},
         all_token_ids=SimpleNamespace(gpu=None),

@@ -50,14 +50,14 @@ def test_metadata_is_built_from_it_and_nothing_else() -> None:
     found, _ = windowed(np.array([300, 10], np.int32), case)
     whole = SimpleNamespace(block_tables=1, input_buffers=2, draft_max_seq_len=304)
     speculator = SimpleNamespace(**vars(whole))
-    with found.in_place_of(speculator):
+    with found.substituted_in(speculator):
         assert speculator.block_tables is found.tables
         assert speculator.input_buffers is found.buffers
         assert speculator.draft_max_seq_len == 64 + 4
     assert speculator == whole
     found.attend_to(WHOLE)
     assert found.most_tokens(304) == 304
-    found.leave_out(2)
+    found.write_shortened(2)
     assert found.lens[:2].tolist() == [304, 14]
     assert torch.equal(
         found.tables.input_block_tables[0][0], found._tables.input_block_tables[0][0]
@@ -120,7 +120,7 @@ def test_workers_get_reports() -> None:
     for _ in range(2 * REPORT_EVERY + 1):
         one = windows.direct(Directions(True), lambda: lens)
         windows.observe(one, [1], table((NO_DRAFTS, 0)), 0.1, 0.05)
-        sent.append(one.windows)
+        sent.append(one.window_report)
     assert [turn for turn, one in enumerate(sent) if one is not None] == [0, 32, 64]
     assert sent[64] is not None
     assert sent[64][0]["block_ms"][0] == pytest.approx(50.0)

@@ -43,7 +43,7 @@ class Directions:
     """Costs and rates for budgets and chances from now on; None: no change."""
     window: Window = WHOLE
     """What the block attends to."""
-    windows: list[dict[str, Any]] | None = None
+    window_report: list[dict[str, Any]] | None = None
     """What windows were chosen by, for `dflash_stats`; None: no news."""
 
 

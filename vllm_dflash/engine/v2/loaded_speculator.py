@@ -197,13 +197,13 @@ class LoadedSpeculator(DFlashSpeculator):
 
     def capture(self) -> None:
         """Capture graphs of blocks, which read the windowed context if there is one."""
-        with nullcontext() if self.windowed is None else self.windowed.in_place_of(self):
+        with nullcontext() if self.windowed is None else self.windowed.substituted_in(self):
             super().capture()
 
     def _prepare_graph_forward(self, num_reqs: int, attn_metadata: dict[str, Any] | None) -> None:
         """What a graph does first. If it updates its metadata itself, nobody builds it before."""
         if self.windowed is not None and self.supports_decode_metadata_update:
-            self.windowed.leave_out(num_reqs)
+            self.windowed.write_shortened(num_reqs)
         super()._prepare_graph_forward(num_reqs, attn_metadata)
 
     def _build_uniform_attn_metadata(
@@ -212,6 +212,6 @@ class LoadedSpeculator(DFlashSpeculator):
         """Metadata of blocks that run eagerly, or whose graph does not update it."""
         if self.windowed is None:
             return super()._build_uniform_attn_metadata(batch_desc, num_reqs, *args, **kwargs)
-        self.windowed.leave_out(batch_desc.num_reqs or num_reqs)
-        with self.windowed.in_place_of(self):
+        self.windowed.write_shortened(batch_desc.num_reqs or num_reqs)
+        with self.windowed.substituted_in(self):
             return super()._build_uniform_attn_metadata(batch_desc, num_reqs, *args, **kwargs)

@@ -78,7 +78,7 @@ class PlannedSpeculator(LoadedSpeculator):
         """Requests whose drafts in this step are vLLM's placeholders."""
         self._report: HostCopy | None = None
         """Outcomes of drafts in the current step, on the way to the host."""
-        self._windows: list[dict[str, Any]] = []
+        self._window_report: list[dict[str, Any]] = []
         self._runs_block = True
         self.num_dummy_requests = 0
         """Requests of the last dummy run; a graph may pad them to more than were asked for."""
@@ -114,7 +114,7 @@ class PlannedSpeculator(LoadedSpeculator):
         """Take the directions for a step that is about to run."""
         self.newly_admitted = newly_admitted(scheduler_output)
         self.directions = directions_of(scheduler_output)
-        self._windows = self.directions.windows or self._windows
+        self._window_report = self.directions.window_report or self._window_report
         if self.windowed is not None and self.directions.runs_block:
             self.windowed.attend_to(self.directions.window)
         if self.trees is not None:
@@ -249,7 +249,7 @@ class PlannedSpeculator(LoadedSpeculator):
 
     def window_report(self) -> list[dict[str, Any]] | None:
         """What the scheduler has last chosen windows by; None: windows are not chosen."""
-        return self._windows if self.mode.chooses_window else None
+        return self._window_report if self.mode.chooses_window else None
 
     def _owners(self) -> tuple[object, ...]:
         windowed = () if self.windowed is None else self.windowed.owners()

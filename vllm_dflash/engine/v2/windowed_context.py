@@ -100,7 +100,7 @@ class WindowedContext:
         kept = max(self.window.tokens + self.unit, self.window.shortest)
         return min(longest, kept + self._block_rows)
 
-    def leave_out(self, num_requests: int) -> None:
+    def write_shortened(self, num_requests: int) -> None:
         """Write tables and lengths for the batch's first requests."""
         for group in self._groups:
             block_table = self._tables.input_block_tables[group]
@@ -118,7 +118,7 @@ class WindowedContext:
             )
 
     @contextmanager
-    def in_place_of(self, speculator: Any) -> Iterator[None]:
+    def substituted_in(self, speculator: Any) -> Iterator[None]:
         """Let a speculator build metadata from these tables and lengths."""
         whole = speculator.block_tables, speculator.input_buffers, speculator.draft_max_seq_len
         speculator.block_tables, speculator.input_buffers = self.tables, self.buffers

@@ -45,7 +45,7 @@ class WindowsAhead:
             self._report_in -= 1
             if self._report_in <= 0:
                 report, self._report_in = self.chooser.report(), REPORT_EVERY
-        return replace(directions, window=self.window, windows=report)
+        return replace(directions, window=self.window, window_report=report)
 
     def observe(
         self,
