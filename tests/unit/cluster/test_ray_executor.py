@@ -200,7 +200,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
             raise error
 
     monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
-    monkeypatch.setattr(ray_executor, "check_seams", lambda _: None)  # read elsewhere
+    monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # read elsewhere
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
     monkeypatch.setattr(CPURayExecutor, "_place", lambda _: places)
