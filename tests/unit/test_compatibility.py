@@ -92,11 +92,19 @@ def test_older_ones_run_vllms_own(
 
 
 @pytest.mark.parametrize("is_required", [False, True])
-def test_a_worker_that_would_not_start_is_vllms_before_anything_does(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, is_required: bool
+@pytest.mark.parametrize(
+    "path",
+    [
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run",
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        "vllm.v1.metrics.loggers:StatLoggerManager.__init__",
+    ],
+    ids=["worker", "scheduler", "front end"],
+)
+def test_a_process_that_would_not_start_is_vllms_before_anything_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, path: str, is_required: bool
 ) -> None:
     """If the user requires ours, the start stops with an error that names the reason."""
-    path = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run"
     find = sources.find
 
     def found(asked: str) -> tuple[Path, ast.stmt]:
