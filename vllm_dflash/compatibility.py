@@ -56,7 +56,7 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
         return f"{ours} (install a newer vLLM)"
     sources = Sources(Path(vllm.__file__).parents[1])
     try:
-        _check_seams(seams, sources)
+        _check_seams(seams, sources, version)
         if untested(version):
             _check_imports(files, sources)
     except UnsupportedVllmError as error:
@@ -70,11 +70,9 @@ def check_vllm(seams: Seams) -> None:
         raise UnsupportedVllmError(why)
 
 
-def _check_seams(seams: Seams, sources: Sources) -> None:
-    import vllm
-
+def _check_seams(seams: Seams, sources: Sources, version: str) -> None:
     for seam in seams:
-        if seam.versions and not seam.is_in(vllm.__version__):
+        if seam.versions and not seam.is_in(version):
             continue
         try:
             _, node = sources.find(seam.path)

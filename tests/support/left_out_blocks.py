@@ -25,7 +25,7 @@ class Case:
     longest: int
     window: Window
     block_sizes: tuple[int, ...] = (16,)
-    """Of the drafter's cache groups; there is one more, which it does not use."""
+    """Block sizes of the drafter's cache groups; one more group is not the drafter's."""
     block_rows: int = 8
 
 

@@ -25,7 +25,6 @@ from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, 
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
-    OLD_TOKENS,
     PROBE_LENGTH,
     PROBE_SHARE,
     LearningPlanner,
@@ -268,8 +267,7 @@ class AheadPlanner(LearningPlanner):
             self._probed += self.block_chances.compared(outcomes.confidence, verified, accepted)
             came, expected, variance = self._probed
             if came - expected > SURPRISE * np.sqrt(max(variance, 1.0)):
-                self.block_chances.keep(OLD_TOKENS)
-                self.forecast.restart()
+                self._doubt_blocks()
         whole = np.full(len(made), self.max_draft)
         curves = expect(self.block_chances, of_those, outcomes.confidence[made], whole)
         samples = seen_with_a_block(curves, found[made], self.promises[of_those])

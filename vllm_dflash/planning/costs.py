@@ -203,10 +203,11 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     drafting = block_seconds(costs, work.draft_rows, work.block_context)
     storing = seconds_at(costs.context, work.context_rows) if work.context_rows else 0.0
     plain = target_seconds(costs, count, float(count), context, 0.0)
+    forward = seconds_at(costs.verify, work.rows)
     # Much makes a step slow, but nothing far faster than it can be: a low measurement counts in
     # full, down to the least that a step is taken to need.
     reads = attention[0] * context + attention[1] * reading
-    least = 0.5 * (seconds_at(costs.verify, work.rows) + reads)
+    least = 0.5 * (forward + reads)
     measured = max(work.target_seconds, least)
     surprise = min(measured - expected, LARGEST_SURPRISE * expected)
     # The longer the contexts are, the more of the surprise is attributed to attention.
@@ -219,11 +220,10 @@ def learn_costs(records: Records, work: Work) -> StepEstimate:
     surprise /= parts
     if work.rows > count:
         slack = LEVEL_NOISE * plain + work.inferred_seconds + attention[1] * reading
-        slack += seconds_at(costs.verify, work.rows) - seconds_at(costs.verify, count)
+        slack += forward - seconds_at(costs.verify, count)
         learn_verify(costs, count, surprise, work.num_steps, slack)
     else:
         learn_plain(costs, count, surprise, work.num_steps)
-    forward = seconds_at(costs.verify, work.rows)
     rate = 1.0 - (1.0 - CURVE_RATE) ** work.num_steps  # as much as `num_steps` corrections
     correct_curve(costs.verify, work.rows, forward + surprise, rate)
     if work.draft_rows:

@@ -173,9 +173,13 @@ class LearningPlanner:
     def restart(self) -> None:
         """Draft the next steps in any case, and let what was learned about blocks count little, as
         they are made with another window now."""
+        self._doubt_blocks()
+        self.probes.restart()
+
+    def _doubt_blocks(self) -> None:
+        """Let what was learned about blocks count little."""
         self.block_chances.keep(OLD_TOKENS)
         self.forecast.restart()
-        self.probes.restart()
 
 
 class Planner(LearningPlanner):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.left_out_blocks import Case, expected, windowed
 from vllm_dflash.engine.v2.block_timer import BlockTimer
-from vllm_dflash.engine.v2.exchange import Directions
+from vllm_dflash.engine.v2.exchange import Directions, verified_drafts
 from vllm_dflash.engine.v2.windows_ahead import REPORT_EVERY, WindowsAhead
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 from vllm_dflash.planning.window import SHORTEST, TOKENS, WHOLE, Window
@@ -64,9 +64,9 @@ def test_metadata_is_built_from_it_and_nothing_else() -> None:
     )
 
 
-def table(*requests: tuple[int, int]) -> np.ndarray:
-    """Outcomes: what made each request's drafts, and how many were verified."""
-    return np.array([[source, admitted, 0, 0] for source, admitted in requests], float)
+def table(*requests: tuple[int, int]) -> list[tuple[int, int]]:
+    """Verified drafts of outcomes: what made each request's drafts, and how many were verified."""
+    return verified_drafts(np.array([[*request, 0, 0] for request in requests], float))
 
 
 def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:

@@ -107,7 +107,7 @@ def test_few_steps_show_a_large_difference() -> None:
 
 
 def test_longer_contexts_start_with_what_shorter_ones_use() -> None:
-    """By then, drafting may have stopped to pay with the other ways."""
+    """Drafting may have stopped by then, as it does not pay with the other ways."""
     chooser, poor = WindowChooser(8192), (0.1, 0.1, 2.0)
     run(chooser, 1500, 300, accepted=poor, seconds=(0.005,) * 3)
     windows = run(chooser, 6000, FIRST_STEPS + 1, accepted=poor, seconds=(0.005,) * 3)

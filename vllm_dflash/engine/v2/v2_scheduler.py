@@ -39,7 +39,7 @@ from vllm_dflash.engine.v2.exchange import (
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
 from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
-from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
@@ -106,9 +106,8 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             started = time.perf_counter()
             directions = self._plan(scheduler_output, names)
             if self._windows is not None:
-                added = np.array(list(scheduler_output.num_scheduled_tokens.values()))
                 directions = self._windows.direct(
-                    directions, lambda: self._context_lens(names) + added
+                    directions, lambda: self._context_lens_after(scheduler_output, names)
                 )
                 self.planner.window_tokens = self._windows.window.tokens
                 if self._windows.chooser.has_changed():
@@ -137,10 +136,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self._is_anew |= self._trees.num_nodes > 0
         if not self._is_anew:
             return self._repeat(scheduler_output)
-        # Upper bound: it is not known yet how many of the step's drafts are accepted.
-        context = self._context_lens(names) + np.array(
-            [*scheduler_output.num_scheduled_tokens.values()]
-        )
+        context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         ahead = PlanAhead(np.zeros_like(limits))
@@ -260,6 +256,12 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         lens = [request.num_computed_tokens if request else 0 for request in requests]
         return np.array(lens, dtype=np.int64)  # 0 if it has ended or was aborted meanwhile
 
+    def _context_lens_after(self, scheduler_output: SchedulerOutput, names: list[str]) -> Ints:
+        """Tokens of context of each request after a step that is being scheduled, at most, [R]: it
+        is not known yet how many of its drafts are accepted."""
+        added = np.array([*scheduler_output.num_scheduled_tokens.values()])
+        return self._context_lens(names) + added
+
     # --- the output of a step -----------------------------------------------------------------
 
     def update_from_output(
@@ -288,6 +290,8 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         # with most drafts first.
         names, table = list(scheduler_output.num_scheduled_tokens), OUTCOMES.on(output)
         self.verified_drafts, outcomes = {}, None
+        produced: list[int] = []
+        verified: list[tuple[int, int]] = []
         if table is not None:
             order = [output.req_id_to_index[name] for name in names]
             table = table[order]
@@ -300,7 +304,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if not self._is_anew:
             seconds = self._clock.skip(names)
             self.statistics.step_seconds += seconds
-            self._observe_window(scheduler_output, output, table, seconds)
+            self._observe_window(scheduler_output, output, produced, verified, seconds)
             return
         step = StepRecord(
             names, np.zeros(len(names), np.int64), scheduler_output.total_num_scheduled_tokens
@@ -319,7 +323,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
                 self._tree_gain.observe(outcomes, step.produced - 1, rest)
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
-        self._observe_window(scheduler_output, output, table, step.seconds)
+        self._observe_window(scheduler_output, output, produced, verified, step.seconds)
         if not step.context_lens.all():
             # Some requests ended while this step ran. It did read their contexts, so its time
             # would be attributed to something else.
@@ -334,18 +338,20 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self,
         scheduler_output: SchedulerOutput,
         output: ModelRunnerOutput,
-        table: Floats | None,
+        produced: list[int],
+        verified: list[tuple[int, int]],
         seconds: float,
     ) -> None:
-        """Learn about draft windows; `table`: outcomes in the scheduler's order, [R, columns]."""
-        tokens = scheduler_output.num_scheduled_tokens
-        if self._windows is None or table is None or not tokens:
+        """Learn about draft windows; see `WindowsAhead.observe`. Empty lists: nothing is known."""
+        if self._windows is None or not verified:
             return
         drafts = scheduler_output.scheduled_spec_decode_tokens.values()
-        has_prompts = sum(tokens.values()) > len(tokens) + sum(map(len, drafts))
-        produced = [len(output.sampled_token_ids[output.req_id_to_index[name]]) for name in tokens]
+        rows = scheduler_output.total_num_scheduled_tokens
+        has_prompts = rows > len(produced) + sum(map(len, drafts))
         directions, took = directions_of(scheduler_output), BLOCK_SECONDS.on(output)
-        self._windows.observe(directions, produced, table, seconds, took, has_prompts=has_prompts)
+        self._windows.observe(
+            directions, produced, verified, seconds, took, has_prompts=has_prompts
+        )
 
 
 class DFlashAsyncScheduler(DFlashSyncScheduler, AsyncScheduler):

@@ -3,8 +3,8 @@
 A kernel writes block tables that begin some cache blocks later, and lengths that are shorter by as
 many tokens; attention metadata is built from these. Nothing else changes: keys are stored rotated
 by their own positions, rows keep their positions and slots, and a layer's own window compares
-distances. So every attention backend supports it, and graphs replay it: the window, tables and
-lengths are tensors that stay where they are.
+distances. So any attention backend that reads lengths on the device supports it, and graphs replay
+it: the window, tables and lengths are tensors that stay where they are.
 """
 
 from __future__ import annotations

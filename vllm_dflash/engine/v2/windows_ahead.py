@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from vllm_dflash.engine.v2.exchange import Directions
-from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import BLOCK
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
 
 REPORT_EVERY = 32
@@ -51,7 +48,7 @@ class WindowsAhead:
         self,
         directions: Directions,
         produced: list[int],
-        table: Floats,
+        verified: list[tuple[int, int]],
         seconds: float,
         block_seconds: float | None,
         *,
@@ -62,7 +59,7 @@ class WindowsAhead:
         Args:
             directions: those of this step.
             produced: tokens that each request got, [R].
-            table: the device's table of outcomes, [R, columns]; see `Outcomes`.
+            verified: verified drafts of each, and how many of these were free, [R].
             seconds: time since the last output; 0: not known.
             block_seconds: time of the last step's blocks, and of storing that step's context; None:
                 not known.
@@ -76,10 +73,12 @@ class WindowsAhead:
         if last is None:
             return
         window, num_blocks, had_prompts = last
-        came = np.array(produced)
-        of_blocks = (table[:, 0] == BLOCK) & (table[:, 1] > 0) & (came > 0)
-        accepted = int((came[of_blocks] - 1).sum())
-        self.chooser.observe_drafts(window, int(of_blocks.sum()), accepted)
+        accepted = [
+            tokens - 1
+            for tokens, (count, free) in zip(produced, verified, strict=True)
+            if tokens and count and not free
+        ]
+        self.chooser.observe_drafts(window, len(accepted), sum(accepted))
         if seconds and block_seconds is not None and not (has_prompts or had_prompts):
             rest = max(seconds - block_seconds, 0.0)
             self.chooser.observe_seconds(window, num_blocks, block_seconds, rest)
