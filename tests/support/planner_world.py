@@ -180,10 +180,12 @@ def rate_of(
 
 
 class SteadyCosts(StepCosts):
-    """Costs that never change, however long the machine takes, so decisions repeat."""
+    """Costs that never change, and steps that always took what was expected: decisions repeat."""
 
     def observe(self, step: StepRecord) -> StepEstimate:
-        return StepCosts(self.records.copy()).observe(step)
+        expected = StepCosts(self.records.copy()).observe(step)
+        measured = step.target_seconds, step.draft_seconds, step.context_seconds
+        return StepEstimate(*measured, expected.plain_seconds)
 
 
 def steady_costs(max_requests: int) -> SteadyCosts:
