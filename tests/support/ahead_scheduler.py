@@ -80,6 +80,7 @@ class OurBudget:
             context=float(scheduled.context[decodes].sum()),
             mean_context=float(scheduled.context[drafts > 0].mean()),
             block_rows=directed.runs_block * len(slots) * (1 + self.width),
+            block_context=float(scheduled.context.sum()),
         )
         scores, steps = self.recent.sample(slots, drafts)
         return best_budget(self.costs, load, scores, steps, most, self._min_verified)

@@ -72,8 +72,6 @@ class AheadPlanner(LearningPlanner):
         super().__init__(max_draft, max_requests, max_draft, fair=fair)
         self.looks_up = looks_up
         self.is_started = self.trims = False
-        self.window_tokens = 0
-        """Tokens of context that blocks attend to at present; 0: all."""
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
         self.probes = ProbeSchedule(LEAST_PROBED)
@@ -124,10 +122,8 @@ class AheadPlanner(LearningPlanner):
         if not self.is_started or not len(ids):
             return PlanAhead(limits, runs_block=True)
         count, context = len(ids), float(context_lens.sum())
-        plain_seconds, drafting = (
-            self.costs.plain(count, context),
-            self._drafting_seconds(count, context),
-        )
+        plain_seconds = self.costs.plain(count, context)
+        drafting = self._drafting_seconds(context_lens)
         plain = count / plain_seconds
         # What reading a context for one more draft must bring, at the lowest price.
         price = price_of(count, plain, plain_seconds + drafting, self.fair)
@@ -165,7 +161,7 @@ class AheadPlanner(LearningPlanner):
         alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._of_trees)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
         verifying = self.costs.decoding(count, rows, context, reading)
-        drafting = self._drafting_seconds(count, context)
+        drafting = self._drafting_seconds(context_lens)
         return verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
 
     def rest_of_chains(self, outcomes: Outcomes) -> Floats:
@@ -180,11 +176,10 @@ class AheadPlanner(LearningPlanner):
         came = outcomes.accepted == outcomes.likeliest
         return came * (survival * is_rest).sum(axis=1)
 
-    def _drafting_seconds(self, count: int, context: float) -> float:
-        """Return the seconds of one block per request, with `context` tokens of context in all."""
-        if self.window_tokens:
-            context = min(context, float(count * self.window_tokens))
-        return self.costs.block(count * (1 + self.max_draft), context)
+    def _drafting_seconds(self, context_lens: Ints) -> float:
+        """Return the seconds of one block for each of R requests; their contexts' tokens, [R]."""
+        attended = float(self.window.attended(context_lens).sum())
+        return self.costs.block(len(context_lens) * (1 + self.max_draft), attended)
 
     def _best(self, expected: Expected) -> PlanAhead:
         """Return the best lengths that the device can work with."""
@@ -215,7 +210,7 @@ class AheadPlanner(LearningPlanner):
             return None
         rows = np.array([count, count + length * tried])
         plain, verifying = self.costs.decoding(count, rows, context).tolist()
-        drafting = self._drafting_seconds(count, context)
+        drafting = self._drafting_seconds(expected.context_lens)
         self._probe_charge = drafting + verifying - plain
         if not self.probes.is_due(steps * plain, self._probe_charge, is_close=is_close):
             return None
@@ -246,8 +241,8 @@ class AheadPlanner(LearningPlanner):
             return None
         drafting = 0.0
         if step.draft_rows:
-            count = step.draft_rows // (1 + self.max_draft)
-            drafting = self._drafting_seconds(count, float(step.context_lens.sum()))
+            attended = float(self.window.attended(step.context_lens).sum())
+            drafting = self.costs.block(step.draft_rows, attended)
         seconds = step.target_seconds - drafting
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)

@@ -74,8 +74,10 @@ class Load(NamedTuple):
     """Tokens of context of all requests."""
     mean_context: float
     """Mean context of requests that have drafts."""
-    block_rows: int
+    block_rows: int = 0
     """Rows of the block that is drafted next; 0: none."""
+    block_context: float = 0.0
+    """Tokens of context that it attends to."""
 
 
 def best_budget(
@@ -109,7 +111,7 @@ def best_budget(
     gain = np.interp(tries * steps, np.arange(len(summed)), summed)
     count, reading = load.num_requests, load.mean_context * tries
     seconds = costs.decoding(count, count + tries, load.context, reading)
-    whole = seconds + costs.block(load.block_rows, load.context)
+    whole = seconds + costs.block(load.block_rows, load.block_context)
     step, rate = fastest(count, gain, whole, fair)
     price = price_of(count, rate, float(whole[step]), fair)
     if load.rows > count:

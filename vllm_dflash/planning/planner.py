@@ -38,6 +38,7 @@ from vllm_dflash.planning.search import (
     choose_lengths,
 )
 from vllm_dflash.planning.step import Plan, RequestRows, StepEstimate, StepRecord
+from vllm_dflash.planning.window import WHOLE, Window
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
@@ -155,6 +156,8 @@ class LearningPlanner:
         self.probes = ProbeSchedule()
         self.plain_checks = PlainChecks(max_requests)
         self._requests = RequestRows(num_rows)
+        self.window = WHOLE
+        """What blocks attend to at present."""
         self._probe_charge = 0.0
         """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
 
@@ -170,11 +173,13 @@ class LearningPlanner:
         self.block_chances.forget(rows)
         self.text_chances.forget(rows)
 
-    def restart(self) -> None:
-        """Draft the next steps in any case, and let what was learned about blocks count little, as
-        they are made with another window now."""
-        self._doubt_blocks()
-        self.probes.restart()
+    def use_window(self, window: Window, *, is_better: bool) -> None:
+        """Expect blocks to attend to this much. If it has just been found to be better than the
+        last one, draft the next steps in any case, and let what was learned so far count little."""
+        self.window = window
+        if is_better:
+            self._doubt_blocks()
+            self.probes.restart()
 
     def _doubt_blocks(self) -> None:
         """Let what was learned about blocks count little."""
@@ -213,7 +218,9 @@ class Planner(LearningPlanner):
         self._text_curves = texts = self._expect_texts(rows, step)
         rests = step.is_resting or not step.limits.any()
         scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
-        batch = UndraftedBatch(scores, step.limits, step.waiting, step.context_lens, texts)
+        attended = self.window.attended(step.context_lens)
+        lens = step.context_lens, attended
+        batch = UndraftedBatch(scores, step.limits, step.waiting, *lens, texts)
         most = 0 if rests else self.max_draft
         best = best_step(self.costs.records, batch, self.forecast.summary, most, self.fair)
         self._row_seconds = best.row_seconds
@@ -278,7 +285,8 @@ class Planner(LearningPlanner):
         both = np.array([num_requests, num_requests + rows])
         reading = context * np.array([0, PROBE_LENGTH])
         plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
-        seconds = self.costs.block(count * (1 + width), context) + verifying - plain
+        attended = float(self.window.attended(step.context_lens[chosen]).sum())
+        seconds = self.costs.block(count * (1 + width), attended) + verifying - plain
         seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
         plan = replace(
             resting, drafted=drafted, width=width, is_probe=True, min_verified=PROBE_LENGTH

@@ -147,7 +147,7 @@ class Work(NamedTuple):
     num_blocks: int
     """Requests that were drafted."""
     block_context: float
-    """Tokens of context of these requests."""
+    """Tokens of context that these attended to."""
     context_rows: float
     """Context rows that were stored."""
     target_seconds: float
@@ -262,6 +262,7 @@ class StepRecord:
     def work(self) -> Work:
         """Return the step's work, summed over its requests."""
         lens, drafted = self.context_lens, self.plan.drafted
+        attended = self.plan.window.attended(lens[: len(drafted)])
         return Work(
             len(lens),
             float(self.rows),
@@ -269,7 +270,7 @@ class StepRecord:
             float(lens @ self.verified),
             float(self.draft_rows),
             int(drafted.sum()),
-            float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
+            float(attended @ drafted) if self.draft_rows else 0.0,
             float(self.context_rows),
             float(self.target_seconds),
             float(self.draft_seconds),

@@ -65,6 +65,10 @@ class Window(NamedTuple):
         before = np.maximum(context_lens - self.tokens, 0) // unit * unit
         return np.where(context_lens >= self.shortest, before, 0)
 
+    def attended(self, context_lens: Ints) -> Ints:
+        """Return how many tokens of each context blocks attend to, to within a cache block, [R]."""
+        return context_lens - self.skipped(context_lens, 1) if self.tokens else context_lens
+
 
 WHOLE = Window()
 
@@ -109,7 +113,7 @@ class ContextClass:
         """Mean time of a step without its blocks, per drafted request; steps that were timed."""
         self.in_use, self._other = 0, 0
         """Ways: in use, and probed last."""
-        self._is_probing = self.has_changed = False
+        self._is_probing = False
         self._trial_left = TRIAL_STEPS * num_ways
         self._steps_left, self._interval = 0, FIRST_STEPS
         """Steps until a probe begins or ends, and between the last probe and the next."""
@@ -163,7 +167,7 @@ class ContextClass:
         rates = self.rates()
         best = max(tried, key=rates.__getitem__)
         if rates[best] > MARGIN * rates[self.in_use] > 0.0:
-            self.in_use, self._interval, self.has_changed = best, FIRST_STEPS, True
+            self.in_use, self._interval = best, FIRST_STEPS
         else:
             self._interval = min(2 * self._interval, MOST_STEPS)
 
@@ -177,26 +181,20 @@ class WindowChooser:
         count = 1 + int(log2(max(longest / self.shortest, 1.0)))
         self.classes = [ContextClass(len(self.tokens)) for _ in range(count)]
 
-    def choose(self, context_lens: Ints, steps: int = 1) -> Window:
-        """Return the window for blocks of these requests, `steps` drafted steps after the last."""
+    def choose(self, context_lens: Ints, steps: int = 1) -> tuple[Window, bool]:
+        """Return the window for blocks of these requests, `steps` drafted steps after the last, and
+        whether it has just been found to be better than the one in use before."""
         mean = float(context_lens.mean()) if len(context_lens) else 0.0
         if mean < self.shortest:
-            return WHOLE
+            return WHOLE, False
         octave = min(int(log2(mean / self.shortest)), len(self.classes) - 1)
         found = self.classes[octave]
         if not (found.is_tried or found.steps):
             tried = [one for one in self.classes[:octave] if one.is_tried]
             if tried:
                 found.start_like(tried[-1])
-        way = found.go_on(steps)
-        return Window(self.tokens[way], self.shortest, octave)
-
-    def has_changed(self) -> bool:
-        """Return whether a better way was found since this was last asked."""
-        changed = [one for one in self.classes if one.has_changed]
-        for one in changed:
-            one.has_changed = False
-        return bool(changed)
+        before, way = found.in_use, found.go_on(steps)
+        return Window(self.tokens[way], self.shortest, octave), found.in_use != before
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
         """Learn what became of blocks that were drafted with `window`."""

@@ -16,6 +16,7 @@ from vllm_dflash.engine.v2.trimming import DraftBudget
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
 from vllm_dflash.planning.step import Learned
+from vllm_dflash.planning.window import Window
 
 K, SLOTS, LOGITS = 3, 6, 64
 PLACES = {"new": 2, "undrafted": 3, "decodes": 4, "at its end": 5, "in its prompt": 0}
@@ -94,7 +95,7 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     chances = random.random((SLOTS, K)).astype(np.float32)
     budget, recent = bare(chances), RecentChances(SLOTS, K)
     budget.costs = costs = straight_costs()
-    budget.begin_step(Directions(runs_block))
+    budget.begin_step(Directions(runs_block, window=Window(100, 100, 0)))
     budget.add_request(PLACES["new"])
     assert budget.get_num_tokens(ROWS, DRAFTS) == 64 + 5
     assert budget._batch_budget == (
@@ -103,7 +104,8 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
         5,
     )
     ((*what, scores, steps, most, min_verified),) = asked
-    assert what == [costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block)]
+    attended = float(sum(min(COMPUTED[slot], 100) for slot in PLACES.values()))
+    assert what == [costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block, attended)]
     assert (most, min_verified) == (7, 0)
     known = np.array([4, 3, 5])  # for the others, the host has another request's chances, or none
     recent.add(known, chances[known])

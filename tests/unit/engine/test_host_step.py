@@ -20,7 +20,7 @@ from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
-from vllm_dflash.planning.window import Window, WindowChooser
+from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -431,9 +431,9 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
     turns = iter([whole, window])
     asked: list[list[int]] = []
 
-    def choose(_: WindowChooser, lens: Ints) -> Window:
+    def choose(_: WindowChooser, lens: Ints) -> tuple[Window, bool]:
         asked.append(lens.tolist())
-        return next(turns)
+        return next(turns), False
 
     monkeypatch.setattr(WindowChooser, "choose", choose)
     host.windows = WindowChooser(LONGEST, [4], 4)
@@ -457,20 +457,22 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
 ) -> None:
     host = Host()
     host.windows = WindowChooser(LONGEST, [3], 5)
-    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Window(3, 5, 0))
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: (Window(3, 5, 0), False))
     step, _ = host.step(7)
     assert [plan.window.tokens for plan in agreed] == [3]
     assert agreed[0] is step.plan
 
 
-def test_a_better_window_lets_the_planner_draft_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted: list[int] = []
-    monkeypatch.setattr(Scripted, "restart", lambda _: restarted.append(1))
-    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Window(3, 5, 0))
-    host = Host(Scripted(*[drafting(True)] * 3))
+def test_the_planner_is_told_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(
+        Scripted, "use_window", lambda _, window, *, is_better: told.append((window, is_better))
+    )
+    choices = [(WHOLE, False), (Window(3, 5, 0), True)]
+    turns = iter(choices)
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: next(turns))
+    host = Host(Scripted(*[drafting(True)] * 2))
     host.windows = WindowChooser(LONGEST, [3], 5)
     host.step(7)
-    host.windows.classes[0].has_changed = True
     host.step(7)
-    host.step(7)
-    assert len(restarted) == 1
+    assert told == choices

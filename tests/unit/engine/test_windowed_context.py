@@ -14,6 +14,7 @@ from support.left_out_blocks import Case, expected, windowed
 from vllm_dflash.engine.v2.block_timer import BlockTimer
 from vllm_dflash.engine.v2.exchange import Directions, verified_drafts
 from vllm_dflash.engine.v2.windows_ahead import REPORT_EVERY, WindowsAhead
+from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 from vllm_dflash.planning.window import SHORTEST, TOKENS, WHOLE, Window
 
@@ -70,7 +71,7 @@ def table(*requests: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
-    windows = WindowsAhead(8192)
+    windows = WindowsAhead(8192, AheadPlanner(7, 3))
     lens = np.full(3, SHORTEST + 5)
     nothing = table((NO_DRAFTS, 0), (NO_DRAFTS, 0), (NO_DRAFTS, 0))
     with_block = windows.direct(Directions(runs_block=True), lambda: lens)
@@ -90,7 +91,7 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
 
 def test_steps_with_prompts_say_nothing_about_windows() -> None:
     """Their blocks' time includes storing prompts; it is known with the next step's output."""
-    windows, lens = WindowsAhead(8192), np.full(3, SHORTEST)
+    windows, lens = WindowsAhead(8192, AheadPlanner(7, 3)), np.full(3, SHORTEST)
     for has_prompts in (False, True, False, False):
         one = windows.direct(Directions(True), lambda: lens)
         seconds = 10.0 if has_prompts else 0.1
@@ -101,7 +102,7 @@ def test_steps_with_prompts_say_nothing_about_windows() -> None:
 
 
 def test_steps_without_a_plan_keep_the_window_and_count() -> None:
-    windows = WindowsAhead(8192)
+    windows = WindowsAhead(8192, AheadPlanner(7, 3))
     lens = np.full(3, SHORTEST)
     anew, again = Directions(True), Directions(True, is_anew=False)
     found = []
@@ -114,7 +115,7 @@ def test_steps_without_a_plan_keep_the_window_and_count() -> None:
 
 
 def test_workers_get_reports() -> None:
-    windows = WindowsAhead(8192)
+    windows = WindowsAhead(8192, AheadPlanner(7, 3))
     lens = np.full(3, SHORTEST)
     sent = []
     for _ in range(2 * REPORT_EVERY + 1):

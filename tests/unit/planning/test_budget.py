@@ -134,3 +134,16 @@ def test_where_rows_are_free_to_an_edge_it_goes_to_the_edge() -> None:
     costs = StepCosts.of(curve({1: 6.0, 16: 6.0, 32: 12.0}), straight(1, 0), straight(0, 0), 8)
     load = Load(4, 4, 0.0, 0.0, 0)
     assert best_budget(costs, load, np.full(28, 0.1), 1, 28) == 12
+
+
+def test_a_block_costs_what_it_attends_to() -> None:
+    """A step with a longer block has a lower rate, so more drafts are worth their time."""
+    costs = straight_costs()
+    costs.records["attention"] = Attention(block=1e-6)
+    load, scores = Load(1, 1, 1e5, 0.0, 8), np.array([0.5, 0.08, 0.06, 0.04])
+    found = [
+        best_budget(costs, load._replace(block_context=context), scores, 1, 4)
+        for context in (0.0, 1e4, 1e5)
+    ]
+    assert found == sorted(found)
+    assert found[0] < found[2]

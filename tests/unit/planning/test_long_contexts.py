@@ -8,7 +8,9 @@ from support.planner_world import names, straight, straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
+from vllm_dflash.planning.window import WHOLE, Window
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:
@@ -144,11 +146,46 @@ def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
     assert learned[0][0] > 0
 
 
+WINDOW = Window(1000, 1024, 0)
+
+
 def test_blocks_with_a_window_cost_less_ahead() -> None:
     """Model Runner V2 cannot time blocks, and expects what the profile says."""
-    planner = AheadPlanner(7, 4)
+    planner, lens = AheadPlanner(7, 4), np.array([50_000, 50_000])
     planner.start(with_attention(block=1), [7])
-    whole = planner._drafting_seconds(2, 100_000)
-    planner.window_tokens = 1000
-    assert (whole - planner._drafting_seconds(2, 100_000)) * 1000 == pytest.approx(98)
-    assert planner._drafting_seconds(2, 500) == planner.costs.block(16, 500)
+    whole = planner._drafting_seconds(lens)
+    planner.use_window(WINDOW, is_better=False)
+    assert (whole - planner._drafting_seconds(lens)) * 1000 == pytest.approx(98)
+    assert planner._drafting_seconds(lens // 200) == planner.costs.block(16, 500)
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_a_drafter_with_a_window_pays_for_long_contexts(runner: str) -> None:
+    """The same drafter does not pay if its blocks attend to all of them."""
+    widths = []
+    for window in (WHOLE, WINDOW):
+        costs = with_attention(block=10)
+        lens, one = np.array([100_000]), np.ones(1, np.int64)
+        if runner == "V1":
+            planner = Planner(7, 1, costs)
+            planner.use_window(window, is_better=True)
+            step = StepRecord(["a"], one, 1, context_lens=lens, limits=7 * one)
+            widths.append(planner.plan(step).width)
+        else:
+            ahead = AheadPlanner(7, 1)
+            ahead.start(costs, range(8))
+            ahead.use_window(window, is_better=True)
+            widths.append(int(ahead.plan(["a"], lens).lengths.max()))
+    assert widths[0] == 0 < widths[1]
+
+
+def test_what_a_block_with_a_window_took_is_attributed_to_the_window() -> None:
+    learned = []
+    for window, tokens in ((WINDOW, 100_000), (WHOLE, 1000)):
+        costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
+        step = timed([tokens], 0, 11.0)
+        step.plan = Plan(np.ones(1, bool), width=2, price=0.0, speedup=1.0, window=window)
+        step.draft_rows, step.draft_seconds = 3, 0.0012
+        costs.observe(step)
+        learned.append((costs.attention.block, costs.block(3)))
+    assert learned[0] == pytest.approx(learned[1])

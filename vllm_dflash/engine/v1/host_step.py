@@ -34,7 +34,7 @@ from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 from vllm_dflash.planning.texts import FreeDrafts, append_tokens
-from vllm_dflash.planning.window import WHOLE, WindowChooser
+from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
 
 
 class TargetBatch(NamedTuple):
@@ -86,8 +86,8 @@ class FixedLength:
         lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
 
-    def restart(self) -> None:
-        """Do nothing: blocks are drafted in any case."""
+    def use_window(self, window: Window, *, is_better: bool) -> None:
+        """Do nothing: what blocks cost is not asked."""
 
     def observe(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
@@ -251,10 +251,9 @@ class HostStep:
         if self.windows is not None:
             agrees = False  # it goes by measured times
             if plan.width:
-                window = self.windows.choose(step.context_lens[plan.drafted])
+                window, is_better = self.windows.choose(step.context_lens[plan.drafted])
                 plan = replace(plan, window=window)
-                if self.windows.has_changed():
-                    self.planner.restart()
+                self.planner.use_window(window, is_better=is_better)
         step.plan = plan if agrees else from_rank_0(plan)
         if not step.plan.width and not step.is_resting:
             self._skip_steps = step.plan.holds_for

@@ -274,6 +274,7 @@ class DraftBudget(AdaptiveVerificationManager):
                 context=float(context[decodes].sum()),
                 mean_context=float(context[has_drafts].mean()),
                 block_rows=self.directions.runs_block * count * self.rows_of_block,
+                block_context=float(self.directions.window.attended(context).sum()),
             )
             scores, steps = self.recent.sample(slots[has_drafts], drafts[has_drafts])
             chosen = self.costs, load, scores, steps, most, self._min_verified

@@ -77,7 +77,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
-        self._windows = WindowsAhead(self._longest) if mode.chooses_window else None
+        self._windows = WindowsAhead(self._longest, self.planner) if mode.chooses_window else None
         chooser = None if self._windows is None else self._windows.chooser
         interval = envs.VLLM_LOG_STATS_INTERVAL
         self._log = PeriodicLog(self.statistics, interval, windows=chooser)
@@ -109,9 +109,6 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
                 directions = self._windows.direct(
                     directions, lambda: self._context_lens_after(scheduler_output, names)
                 )
-                self.planner.window_tokens = self._windows.window.tokens
-                if self._windows.chooser.has_changed():
-                    self.planner.restart()
             DIRECTIONS.attach(scheduler_output, directions)
             seconds = time.perf_counter() - started
             self.statistics.planning_seconds += seconds

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
+from vllm_dflash.planning.ahead import AheadPlanner
+from vllm_dflash.planning.window import Window, WindowChooser
 
 REPORT_EVERY = 32
 """Planned steps with a block between two reports to workers, for `dflash_stats`."""
@@ -19,11 +20,9 @@ REPORT_EVERY = 32
 class WindowsAhead:
     """Chooses the window of each step with a block, and learns from outputs, in order."""
 
-    def __init__(self, longest: int) -> None:
-        """Choose for contexts of up to `longest` tokens."""
-        self.chooser = WindowChooser(longest)
-        self.window = WHOLE
-        """Window of the last step that was scheduled with a block."""
+    def __init__(self, longest: int, planner: AheadPlanner) -> None:
+        """Choose for contexts of up to `longest` tokens, and tell the planner."""
+        self.chooser, self._planner = WindowChooser(longest), planner
         self._steps = 0
         """Steps with a block since a window was last chosen."""
         self._report_in = 1
@@ -38,11 +37,13 @@ class WindowsAhead:
         self._steps += 1
         report = None
         if directions.is_anew:
-            self.window, self._steps = self.chooser.choose(context_lens(), self._steps), 0
+            window, is_better = self.chooser.choose(context_lens(), self._steps)
+            self._planner.use_window(window, is_better=is_better)
+            self._steps = 0
             self._report_in -= 1
             if self._report_in <= 0:
                 report, self._report_in = self.chooser.report(), REPORT_EVERY
-        return replace(directions, window=self.window, window_report=report)
+        return replace(directions, window=self._planner.window, window_report=report)
 
     def observe(
         self,
