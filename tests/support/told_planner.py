@@ -9,7 +9,8 @@ import numpy as np
 from support.planner_world import names, step_of, straight_costs
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.forecast import Forecast, Summary
-from vllm_dflash.planning.planner import Planner, ProbeSchedule
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.probes import ProbeSchedule
 from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.thresholds import THRESHOLDS
 

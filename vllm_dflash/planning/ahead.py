@@ -28,8 +28,8 @@ from vllm_dflash.planning.planner import (
     PROBE_LENGTH,
     PROBE_SHARE,
     LearningPlanner,
-    ProbeSchedule,
 )
+from vllm_dflash.planning.probes import ProbeSchedule
 from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepEstimate, StepRecord
 
 SURPRISE, PROBE_MEMORY = 3.0, 0.5

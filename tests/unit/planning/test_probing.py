@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from support.planner_world import names, step_of
-from vllm_dflash.planning.planner import PlainChecks, ProbeSchedule
+from vllm_dflash.planning.probes import PlainChecks, ProbeSchedule
 
 
 def test_probes_spend_the_saved_share_of_the_time() -> None:
