@@ -132,7 +132,6 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import (
     ADDITIONAL_CONFIG_KEY,
-    CPU_WORKER_V2,
     DRAFT_MODEL,
     RAY_EXECUTOR,
     REFUSE_REQUESTS,
@@ -204,7 +203,7 @@ def _wrap_front_end() -> None:
                 **kwargs,
                 has_watermark=getattr(self, "watermark_config", None) is not None,
             )
-            if reasons and requested.get("require") is True:
+            if reasons and requested.get("require", False) is not False:
                 raise ValueError(
                     f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'
                     " true in the speculative config, vLLM's own DFlash runs it."
@@ -270,10 +269,9 @@ def _select(
     target_parallel_config: ParallelConfig,
 ) -> Mode:
     """Refuse impossible settings, resolve the rest, and apply the result to vLLM's settings."""
-    from vllm import envs
     from vllm.logger import init_logger
 
-    from vllm_dflash.config.engine_settings import refuse, refused_by_default
+    from vllm_dflash.config.engine_settings import make_room_for_prompts, refuse, remarks
     from vllm_dflash.config.pair import resolve
 
     parallel = target_parallel_config
@@ -282,13 +280,9 @@ def _select(
     log = init_logger("vllm.dflash")
     for remark in mode.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
-    if why := refused_by_default(target_model_config):
-        log.warning_once("%s.", why)
-    if envs.VLLM_USE_V2_MODEL_RUNNER is None and worker_here() == CPU_WORKER_V2:
-        log.warning_once(
-            "vLLM selects Model Runner V2 on this CPU, as Triton is installed. vllm-dflash is"
-            " measured on V1 there: VLLM_USE_V2_MODEL_RUNNER=0 selects it."
-        )
+    for remark in remarks(engine_args, target_model_config, mode):
+        log.warning_once("%s", remark)
+    make_room_for_prompts(engine_args, target_model_config, parallel, mode.num_speculative_tokens)
     _apply(engine_args, parallel, mode, is_hybrid=target_model_config.is_hybrid)
     return mode
 

@@ -64,7 +64,10 @@ def _listed(text: str) -> Seams:
 
 
 FRONT_END = _listed("""\
+vllm.engine.arg_utils:AsyncEngineArgs
 vllm.engine.arg_utils:EngineArgs.
+    _set_default_max_num_seqs_and_batched_tokens_args(self usage_context model_config
+        parallel_config)
     create_speculative_config(self target_model_config target_parallel_config)
     max_num_active_seqs
 vllm.config.speculative:SpeculativeConfig._is_custom_proposer_path(model)

@@ -91,7 +91,7 @@ def test_older_ones_run_vllms_own(
     assert all(repr(option) in line for option in OURS)
 
 
-@pytest.mark.parametrize("is_required", [False, True])
+@pytest.mark.parametrize("required", [False, True, "true"])
 @pytest.mark.parametrize(
     "path",
     [
@@ -102,7 +102,7 @@ def test_older_ones_run_vllms_own(
     ids=["worker", "scheduler", "front end"],
 )
 def test_a_process_that_would_not_start_is_vllms_before_anything_does(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, path: str, is_required: bool
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, sources: Sources, path: str, required: Any
 ) -> None:
     """If the user requires ours, the start stops with an error that names the reason."""
     find = sources.find
@@ -113,9 +113,9 @@ def test_a_process_that_would_not_start_is_vllms_before_anything_does(
         return find(asked)
 
     monkeypatch.setattr(sources, "find", found)
-    if is_required:
+    if required:
         with log_lines() as lines, pytest.raises(ValueError, match=f"cannot run .*{path}"):
-            pair.start({"require": True})
+            pair.start({"require": required})
         assert [line for line in lines if line.startswith("ERROR")]
         return
     with log_lines() as lines:

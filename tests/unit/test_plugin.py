@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import vllm.plugins
-from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.worker import gpu_model_runner
 
 from support.configs_by_hand import QWEN
@@ -299,6 +300,94 @@ def test_a_model_whose_every_request_would_be_refused_is_said(
     assert len(said) == is_said
     assert not said or "set min_p to 0.05" in said[0]
     assert not said or "--override-generation-config '{\"min_p\": 0}'" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "longest"),
+    [((2048, 128), 7), ((2048, 500), 3), ((256, 128), 1), ((128, 128), 0), ((None, None), 7)],
+)
+def test_drafts_beside_lora_have_the_rows_that_vllm_wants(
+    pair: Pair, sizes: tuple[int | None, int | None], longest: int
+) -> None:
+    """vLLM refuses longer ones, and does not say what would help."""
+    rows, most = sizes
+    asked: dict[str, Any] = {"max_num_batched_tokens": rows, "max_num_seqs": most}
+    asked["enable_lora"] = True
+    if not longest:
+        with pytest.raises(ValueError, match="--max-num-batched-tokens 1024 or --max-num-seqs 16 "):
+            pair.start(**asked)
+        return
+    with log_lines() as lines:
+        assert pair.start(**asked).speculative_config.num_speculative_tokens == longest
+    said = [line for line in lines if "with LoRA" in line]
+    assert len(said) == (longest < 7)
+    assert not said or f"so drafts have up to {longest} tokens" in said[0]
+    assert not said or f"--max-num-batched-tokens {8 * (most or 0)} or" in said[0]
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_a_server_of_vllms_default_size_has_lora(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, is_server: bool
+) -> None:
+    """On an H100, vLLM lets servers have 8 rows for each request, and `LLM` 16."""
+    size = {UsageContext.OPENAI_API_SERVER: 4096, UsageContext.LLM_CLASS: 8192}
+    monkeypatch.setattr(
+        EngineArgs,
+        "get_batch_defaults",
+        lambda *_: (size, dict.fromkeys(size, 1024)),
+    )
+    kind = AsyncEngineArgs if is_server else EngineArgs
+    args = kind(
+        model=str(pair.target),
+        skip_tokenizer_init=True,
+        enable_lora=True,
+        max_model_len=256,
+        speculative_config={"method": "dflash", "model": str(pair.drafter)},
+    )
+    usage = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
+    config = args.create_engine_config(usage_context=usage)
+    assert config.speculative_config.num_speculative_tokens == (3 if is_server else 7)
+
+
+@pytest.mark.parametrize("rows", [None, 256, 260, 5000])
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_without_chunked_prefill_the_longest_prompt_fits_beside_the_rows_for_drafts(
+    pair: Pair, rows: int | None, is_chunked: bool
+) -> None:
+    sizes: dict[str, Any] = {"max_num_batched_tokens": rows, "max_num_seqs": 1}
+    config = pair.start(enable_chunked_prefill=is_chunked, **sizes)
+    longest = config.speculative_config.num_speculative_tokens
+    found = config.scheduler_config.max_num_batched_tokens
+    assert longest > 7
+    assert found == ((rows or 256) if is_chunked else max(rows or 0, 256 + longest))
+
+
+@pytest.mark.parametrize(
+    ("runner", "asked", "is_said"),
+    [
+        (True, {"enable_lora": True}, True),
+        (True, {"enable_lora": True, "lora_target_modules": ["q_proj"]}, False),
+        (True, {}, False),
+        (False, {"enable_lora": True}, False),
+    ],
+)
+def test_adapters_that_change_texts_on_v2_are_said(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, runner: bool, asked: dict[str, Any], is_said: bool
+) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", runner)
+    with log_lines() as lines:
+        pair.start(**asked)
+    assert sum("train lm_head" in line for line in lines) == is_said
+
+
+@pytest.mark.parametrize("is_rust", [True, False])
+def test_what_the_front_end_in_rust_lacks_is_said(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, is_rust: bool
+) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_USE_RUST_FRONTEND", is_rust)
+    with log_lines() as lines:
+        pair.start()
+    assert sum("VLLM_USE_RUST_FRONTEND" in line for line in lines) == is_rust
 
 
 @pytest.mark.parametrize("has_triton", [True, False])

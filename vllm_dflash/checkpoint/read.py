@@ -115,6 +115,12 @@ def parse_overridden(
             return False
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
+    length = "max_position_embeddings"
+    if length in overrides and in_config(config, length) not in (None, overrides[length]):
+        raise DrafterError(
+            f"drafter {model!r}: drafter_overrides: {length} does not change how long requests are"
+            ' drafted. Set "max_model_len" in the speculative config.'
+        )
     spec = parse_config(model, config, overrides)
     if (
         config.get("speculators_model_type") is not None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
 from typing import TYPE_CHECKING
 
 from vllm_dflash.config.mode import (
     ADDITIONAL_CONFIG_KEY,
     CPU_RAY_EXECUTOR,
+    CPU_WORKER_V2,
     SCHEDULER,
     Mode,
     from_json,
     tree_sizes,
+    worker_here,
 )
 from vllm_dflash.config.speculative_settings import IGNORED, written_settings
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -60,20 +64,99 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
         raise ValueError(" ".join(faults))
 
 
-def refused_by_default(target: ModelConfig) -> str | None:
-    """Reason why vLLM would refuse most requests with HTTP 400; None if it would not.
+def step_sizes(
+    engine_args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
+) -> list[tuple[int, int]]:
+    """Return the `max_num_batched_tokens` and `max_num_seqs` that vLLM may choose, which depend on
+    who starts the engine."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
-    A server applies the model's `generation_config.json` to fields that a request leaves out.
+    is_server, sizes = isinstance(engine_args, AsyncEngineArgs), []
+    starter = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
+    for usage in (starter, UsageContext.ENGINE_CONTEXT):
+        trial = copy(engine_args)
+        trial._set_default_max_num_seqs_and_batched_tokens_args(usage, target, parallel)
+        assert trial.max_num_batched_tokens is not None
+        assert trial.max_num_seqs is not None
+        sizes.append((trial.max_num_batched_tokens, trial.max_num_seqs))
+    return sizes
+
+
+def longest_beside_lora(width: int, sizes: list[tuple[int, int]]) -> int:
+    """Return how long drafts of up to `width` tokens may be with LoRA, for which vLLM wants rows
+    for the drafts of as many requests as it admits; `sizes`: see `step_sizes`.
+
+    Raises:
+        ValueError: it has none.
     """
-    value = target.get_diff_sampling_param().get("min_p")
-    if not value:
-        return None
-    return (
-        f"the default sampling settings (generation_config.json) set min_p to {value}, which vLLM"
-        " refuses with any speculative decoding: requests that do not set min_p to 0 get HTTP 400,"
-        " unless their temperature is 0. Start with --override-generation-config"
-        """ '{"min_p": 0}'"""
+    from vllm.logger import init_logger
+
+    rows, most = min(sizes, key=lambda size: size[0] / size[1])
+    longest = rows // most - 1
+    if longest >= width:
+        return width
+    needs = (
+        f"with LoRA, vLLM needs 1 + K rows in a step for each of {most} requests (max_num_seqs), K"
+        f" being the longest draft, and has {rows} (max_num_batched_tokens)"
     )
+    remedy = (
+        f"--max-num-batched-tokens {most * (1 + width)} or --max-num-seqs {rows // (1 + width)}"
+        f" has room for {width}"
+    )
+    if longest < 1:
+        raise ValueError(f"{needs}: {remedy}.")
+    init_logger("vllm.dflash").warning_once(
+        "%s, so drafts have up to %d tokens: %s.", needs, longest, remedy
+    )
+    return longest
+
+
+def make_room_for_prompts(
+    engine_args: EngineArgs, target: ModelConfig, parallel: ParallelConfig, longest: int
+) -> None:
+    """Without chunked prefill, let the longest prompt fit a step of vLLM 0.32 beside the rows that
+    it keeps for a draft of `longest` tokens. Otherwise that prompt waits for ever."""
+    if engine_args.enable_chunked_prefill is not False:
+        return
+    given, needed = engine_args.max_num_batched_tokens, target.max_model_len + longest
+    if given is not None and given < target.max_model_len:
+        return  # vLLM refuses that
+    rows = [rows for rows, _ in step_sizes(engine_args, target, parallel)]
+    if min(rows) < needed:
+        engine_args.max_num_batched_tokens = max(needed, *rows)
+
+
+def remarks(engine_args: EngineArgs, target: ModelConfig, mode: Mode) -> Iterator[str]:
+    """Yield warnings for the log."""
+    from vllm import envs
+
+    # A server applies the model's `generation_config.json` to fields that a request leaves out.
+    if min_p := target.get_diff_sampling_param().get("min_p"):
+        yield (
+            f"the default sampling settings (generation_config.json) set min_p to {min_p}, which"
+            " vLLM refuses with any speculative decoding: requests that do not set min_p to 0 get"
+            " HTTP 400, unless their temperature is 0. Start with --override-generation-config"
+            """ '{"min_p": 0}'."""
+        )
+    modules = engine_args.lora_target_modules
+    wraps_head = engine_args.enable_lora and (modules is None or "lm_head" in modules)
+    if wraps_head and mode.runner == "v2":
+        yield (
+            "adapters that train lm_head give wrong text beside drafts, with vLLM's own DFlash too:"
+            " Model Runner V2 applies them to the wrong rows. --lora-target-modules without lm_head"
+            " keeps them out."
+        )
+    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
+        yield (
+            "VLLM_USE_RUST_FRONTEND is set: vllm:dflash_* metrics are missing there, and requests"
+            " that crash vLLM are not refused (docs/compatibility.md)."
+        )
+    if envs.VLLM_USE_V2_MODEL_RUNNER is None and worker_here() == CPU_WORKER_V2:
+        yield (
+            "vLLM selects Model Runner V2 on this CPU, as Triton is installed. vllm-dflash is"
+            " measured on V1 there: VLLM_USE_V2_MODEL_RUNNER=0 selects it."
+        )
 
 
 def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int]]:

@@ -189,12 +189,13 @@ def _of_engine(
             " --tensor-parallel-size)"
         )
     size, backend = parallel.tensor_parallel_size, parallel.distributed_executor_backend
-    is_planned = requested.get("draft_length") != "fixed"
-    if backend == "external_launcher" and size > 1 and is_planned and runner_here() == "v2":
+    is_timed = requested.get("draft_length") != "fixed" or requested.get("draft_window") == "auto"
+    if backend == "external_launcher" and size > 1 and is_timed and runner_here() == "v2":
         yield (
             "distributed_executor_backend is 'external_launcher' and tensor_parallel_size is"
-            f" {size}, so each rank schedules for itself, and draft lengths planned from their own"
-            ' clocks would differ (write "draft_length": "fixed")'
+            f" {size}, so each rank schedules for itself, and draft lengths and windows chosen by"
+            ' their own clocks would differ (write "draft_length": "fixed", and no "draft_window":'
+            ' "auto")'
         )
     if requested.get("rejection_sample_method") == "fly":
         yield (

@@ -19,6 +19,7 @@ from vllm_dflash.checkpoint.tensors import (
     check_tensors,
     parse_mask_embedding,
 )
+from vllm_dflash.config.engine_settings import longest_beside_lora, step_sizes
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
@@ -65,6 +66,8 @@ def resolve(
         and settings.num_speculative_tokens is None
     )
     width, most_free = settings.draft_tokens(drafter), 0
+    if engine_args.enable_lora:
+        width = longest_beside_lora(width, step_sizes(engine_args, target, parallel))
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, nearest
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
@@ -33,6 +33,10 @@ def _of_vllm(description: str, **bounds: Any) -> Any:
     return described(None, description, strict=False, **bounds)
 
 
+OffInYAML = BeforeValidator(lambda value: "off" if value is False else value)
+"""`vllm serve --config` reads YAML 1.1, in which `off` without quotes is false."""
+
+
 class SpeculativeSettings(BaseModel):
     """Settings that we read; vLLM's other settings are passed on unchanged."""
 
@@ -56,7 +60,7 @@ class SpeculativeSettings(BaseModel):
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
     )
-    free_drafts: Literal["auto", "off"] = described(
+    free_drafts: Annotated[Literal["auto", "off"], OffInYAML] = described(
         "auto",
         "'auto' (if a request's text repeats itself, drafts are copied from it when they promise"
         " more than the drafter's) or 'off'",
@@ -66,7 +70,9 @@ class SpeculativeSettings(BaseModel):
         "'fair' (plan drafts for the speed of each request: none waits long for the drafts of"
         " others) or 'throughput' (for the batch's tokens per second)",
     )
-    draft_tree: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)] = described(
+    draft_tree: Annotated[
+        Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)], OffInYAML
+    ] = described(
         "off",
         "'off' (one candidate for each position), 'auto' (with Model Runner V2, draft trees of up"
         f" to {AUTO_NODES} tokens or chains, whichever is fastest in each step) or another limit"

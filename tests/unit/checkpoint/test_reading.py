@@ -150,6 +150,15 @@ def test_an_override_that_changes_nothing(overrides: Fields, idle: list[str]) ->
     )
 
 
+def test_an_override_of_the_length_is_refused_unless_it_is_missing() -> None:
+    """vLLM reads it from the file, so it would not change how long requests are drafted."""
+    name = "max_position_embeddings"
+    with pytest.raises(DrafterError, match='Set "max_model_len" in the speculative config'):
+        parse_overridden("it", QWEN, {name: 99})
+    without = {key: value for key, value in QWEN.items() if key != name}
+    assert parse_overridden("it", without, {name: 99}).max_position_embeddings == 99
+
+
 def test_an_override_that_cannot_be_read() -> None:
     with pytest.raises(DrafterError, match=r"^drafter 'it': block_size must be an integer"):
         parse_overridden("it", QWEN, {"block_size": 1})

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -45,13 +45,12 @@ def hf(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**fields)
 
 
-def vllms(hf_config: SimpleNamespace, text: SimpleNamespace, asked: int | None = None) -> Any:
+def vllms(hf_config: SimpleNamespace, text: SimpleNamespace) -> Any:
     draft = hf(hf_config=hf_config, hf_text_config=text, max_model_len=OWN_LENGTH)
     draft.model_arch_config = hf(architectures=["DFlash2DraftModel"])
     return SimpleNamespace(
         draft_model_config=draft,
         target_model_config=hf(max_model_len=TARGETS_LENGTH),
-        max_model_len=asked,
     )
 
 
@@ -79,7 +78,7 @@ def test_what_vllm_is_told() -> None:
     assert speculators.eagle_aux_hidden_state_layer_ids == [tap + 1 for tap in DRAFTER.taps]
 
 
-@pytest.mark.parametrize("asked", [None, 4096])
+@pytest.mark.parametrize("asked", [None, 4096, 9000, 99_999])
 @pytest.mark.parametrize(
     ("rope", "goes_on"),
     [("yarn", False), ("dynamic", False), ("default", True), ("linear", True), ("llama3", True)],
@@ -90,12 +89,12 @@ def test_a_short_drafter_does_not_shorten_its_target(
 ) -> None:
     """If positions go on, vLLM 0.33 keeps drafting; otherwise it limits both models to the shorter
     length. Ours does not draft for longer requests instead."""
-    config = vllms(hf(), hf(), asked)
+    config = vllms(hf(), hf())
     config.draft_model_config.max_model_len = own
     drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
     assert drafter.positions_go_on == goes_on
-    draft = describe_to_vllm(config, drafter).draft_model_config
-    drafted = told if goes_on and asked is None else own
+    draft = describe_to_vllm(config, drafter, asked).draft_model_config
+    drafted = min(asked or told, told) if goes_on else own
     assert (draft.max_model_len, drafted_length(draft)) == (told, drafted)
     assert config.target_model_config.max_model_len == TARGETS_LENGTH
 
@@ -163,6 +162,27 @@ def read(folder: Path, bad: Bad, target: Any, config: Fields = GPT_OSS) -> tuple
     (folder / "config.json").write_text(json.dumps(config))
     args = arguments(str(folder))
     return read_by_vllm(Reader(bad), args, target, DRAFTER, config), args
+
+
+@pytest.mark.parametrize("rope", ["default", "yarn"])
+@pytest.mark.parametrize("limit", [4096, 131_072, 200_000])
+def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limit: int) -> None:
+    """vLLM refuses it, although with this RoPE longer requests can be drafted."""
+    config, given = vllms(hf(), hf()), []
+
+    def reads(engine_args: Any) -> Any:
+        given.append(engine_args.speculative_config.get("max_model_len"))
+        return config
+
+    config.target_model_config.max_model_len = 300_000
+    drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
+    args = SimpleNamespace(speculative_config={"max_model_len": limit})
+    target: Any = SimpleNamespace(trust_remote_code=False)
+    found = read_by_vllm(reads, cast("Any", args), target, drafter, GPT_OSS)
+    is_kept = rope == "default" and limit > drafter.max_position_embeddings == 131_072
+    assert given == [None if is_kept else limit]
+    if rope == "default":
+        assert drafted_length(found.draft_model_config) == limit
 
 
 def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:

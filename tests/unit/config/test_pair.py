@@ -25,7 +25,7 @@ def engine(**changes: Any) -> Any:
     """Return the engine arguments that are read."""
     plain = dict.fromkeys(["scheduler_cls", "max_num_batched_tokens", "max_num_active_seqs"])
     plain |= {"max_num_seqs": None, "enable_lora": False, "load_format": "auto"}
-    return SimpleNamespace(**{**plain, **changes})
+    return Arguments(**{**plain, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -46,6 +46,17 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     config.registry = SimpleNamespace(models={config.architecture: found})
     vars(config).update(facts)
     return config
+
+
+class Arguments(SimpleNamespace):
+    """Engine arguments for which vLLM would choose 2,048 rows for 128 requests."""
+
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+
+    def _set_default_max_num_seqs_and_batched_tokens_args(self, *_: Any) -> None:
+        self.max_num_batched_tokens = self.max_num_batched_tokens or 2048
+        self.max_num_seqs = self.max_num_seqs or 128
 
 
 def parallel(tensor: int = 1, data: int = 1) -> Any:

@@ -146,3 +146,11 @@ def test_a_vllm_that_has_dropped_a_flag_stops_nobody() -> None:
     assert requested_settings(plain) is None
     drafted: Any = SimpleNamespace(speculative_config={"method": "dflash", "model": "it"})
     assert requested_settings(drafted) == {"method": "dflash", "model": "it"}
+
+
+def test_off_without_quotes_in_yaml() -> None:
+    """vLLM reads `--config` as YAML 1.1, where it is false."""
+    settings = SpeculativeSettings.of({**LEAST, "free_drafts": False, "draft_tree": False})
+    assert (settings.free_drafts, settings.draft_tree) == ("off", "off")
+    with pytest.raises(ValueError, match="free_drafts must be"):
+        SpeculativeSettings.of({**LEAST, "free_drafts": True})

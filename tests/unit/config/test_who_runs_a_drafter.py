@@ -129,25 +129,30 @@ def test_drafters_that_vllm_033_runs(
     assert f"has architecture {name}, which vLLM's own code runs" in reason
 
 
+FIXED = {"draft_length": "fixed"}
+
+
 @pytest.mark.parametrize(
-    ("size", "length", "its_runner", "is_left"),
+    ("size", "asked", "its_runner", "is_left"),
     [
-        (2, "adaptive", "v2", True),
-        (2, "fixed", "v2", False),
-        (1, "adaptive", "v2", False),
-        (2, "adaptive", "v1", False),  # its ranks use the first rank's times
+        (2, {}, "v2", True),
+        (2, FIXED, "v2", False),
+        (2, {**FIXED, "draft_window": 256}, "v2", False),
+        (2, {**FIXED, "draft_window": "auto"}, "v2", True),
+        (1, {}, "v2", False),
+        (2, {}, "v1", False),  # its ranks use the first rank's times
     ],
 )
 def test_ranks_that_schedule_for_themselves_would_plan_by_their_own_clocks(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     size: int,
-    length: str,
+    asked: dict[str, Any],
     its_runner: str,
     is_left: bool,
 ) -> None:
     monkeypatch.setattr(left_to_vllm, "runner_here", lambda: its_runner)
-    requested = write(tmp_path, architectures("DFlashDraftModel")) | {"draft_length": length}
+    requested = write(tmp_path, architectures("DFlashDraftModel")) | asked
     assert why(requested, tensor_parallel_size=size) == []
     reasons = why(
         requested, tensor_parallel_size=size, distributed_executor_backend="external_launcher"

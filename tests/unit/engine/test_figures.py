@@ -191,3 +191,10 @@ def test_a_plain_engine_of_the_same_process_is_let_be(
     assert not any(isinstance(one, FigureLogger) for one in loggers)
     assert shown("^vllm:num_requests_running")
     assert not shown("dflash")
+
+
+def test_the_front_end_in_rust_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_USE_RUST_FRONTEND", True)
+    stats = SchedulerStats()
+    send_figures({0: EngineCoreOutputs(scheduler_stats=stats)}, {"skipped_steps": 1})
+    assert not stats.running_lora_adapters

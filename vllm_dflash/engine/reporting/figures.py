@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vllm import envs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -85,9 +86,12 @@ class CountingScheduler(Scheduler):
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:
     """Send figures with a step's statistics, if it has any (hook 18). For the engine's process.
 
-    The front end reads only declared fields. Free-form ones for connectors would reach vLLM's
+    vLLM's front end in Rust would not take them out again, so it gets none. The front end reads
+    only declared fields. Free-form ones for connectors would reach vLLM's
     connector code; this one, for LoRA, is read only by vLLM's Prometheus logger, after ours.
     """
+    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
+        return
     for output in outputs.values():
         if output.scheduler_stats is not None:
             fields = {PREFIX + name: more for name, more in figures.items()}
