@@ -70,7 +70,7 @@ class V1CPUWorker(DraftingCPUWorker):
         self._figures = Increases(statistics, INTERVAL, METRICS)
         if self.drafter.mode.is_planned:
             windows = self.drafter.host.windows
-            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows=windows)
+            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows)
             self._ticking += (log.tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:

@@ -68,8 +68,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self.max_num_active_reqs = min(most, mode.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(mode.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
-        most = self.vllm_config.scheduler_config.max_num_seqs
-        self.planner = AheadPlanner(width, most, fair=mode.is_fair)
+        self.planner = AheadPlanner(width, schedule.max_num_seqs, fair=mode.is_fair)
         """Started by the workers' facts, unless draft lengths are fixed."""
         self._is_fixed = not mode.is_planned
         if not self._is_fixed:
@@ -79,8 +78,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         """Maximum length of a request that can use drafts, in tokens."""
         self._windows = WindowsAhead(self._longest, self.planner) if mode.chooses_window else None
         chooser = None if self._windows is None else self._windows.chooser
-        interval = envs.VLLM_LOG_STATS_INTERVAL
-        self._log = PeriodicLog(self.statistics, interval, windows=chooser)
+        self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
         """Whether the last step has a new plan; if so, we learn from the next output."""
