@@ -19,7 +19,6 @@ NOTHING = {
     "costs_ms": {"step": NO_TIME, "draft": NO_TIME, "context": NO_TIME},
     "predicted_speedup": 0.0,
     "measured_speedup": 0.0,
-    "seconds": {"steps": 0, "draft": 0, "context": 0, "planning": 0},
     "planning_share": 0.0,
 }
 

@@ -155,12 +155,6 @@ class DraftStatistics:
             },
             "predicted_speedup": self.expected_tokens / plain if plain else 0.0,
             "measured_speedup": self.produced_tokens / plain if plain else 0.0,
-            "seconds": {
-                "steps": seconds,
-                "draft": self.draft_seconds,
-                "context": self.context_seconds,
-                "planning": self.planning_seconds,
-            },
             "planning_share": self.planning_seconds / seconds if seconds else 0.0,
         }
 
