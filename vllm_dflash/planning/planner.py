@@ -54,7 +54,6 @@ SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
 decides against drafting. What texts predict is looked at in between, too."""
 OLD_TOKENS = 24.0
 """Observations that all earlier ones count for once something has shown that they are outdated."""
-NO_CURVES: Floats = np.zeros((0, 0))
 
 
 class LearningPlanner:
@@ -223,7 +222,8 @@ class Planner(LearningPlanner):
             confidence: probability of each drafted token under the drafter, [D, w].
         """
         plan, rows, predicted = step.plan, self._rows(step.ids), step.predicted
-        curves, texts = NO_CURVES, self._text_curves[:0]
+        curves: Floats = np.zeros((0, 0))
+        texts = self._text_curves[:0]
         if plan.width:
             of_drafted = rows[plan.drafted]
             whole = np.full(len(of_drafted), confidence.shape[1])

@@ -43,7 +43,7 @@ from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Outcomes, StepRecord
+from vllm_dflash.planning.step import Learned, Outcomes, StepRecord
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -218,7 +218,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             for name, context in zip(names, context_lens, strict=True)
         )
 
-    def _news(self) -> Any:
+    def _news(self) -> Learned | None:
         """What the planner learned, if a message to the workers is due."""
         self._news_in -= 1
         if self._news_in > 0:
