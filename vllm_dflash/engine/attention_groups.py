@@ -67,7 +67,7 @@ def split_by_kind(
     return groups
 
 
-def set_windows_apart(
+def split_by_window(
     groups: list[AttentionGroup],
     attentions: Sequence[BlockAttention],
     vllm_config: VllmConfig,

@@ -44,7 +44,7 @@ class Expected(NamedTuple):
 
 
 @compiled
-def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Floats, Ints]:
+def expect_blocks(texts: Floats, scores: Floats, summary: Summary) -> tuple[Floats, Ints]:
     """Return what to expect of R requests that get a block: its drafts, or those of a text that
     promises more.
 

@@ -28,7 +28,7 @@ BUCKETS, PAIR_FACTOR = 4096, 40503
 
 
 @compiled
-def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> None:
+def index_tokens(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> None:
     """Add a stretch of a text to its index; places count from 1, so that 0 means none.
 
     Args:
@@ -49,7 +49,7 @@ def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) 
     """Return how many last tokens of `wanted` a text matches, and where in it what followed is.
 
     Args:
-        before: see `take_in`.
+        before: see `index_tokens`.
         text: tokens of the text, [longest text].
         place: the last place that may match, from 0; less than 0 if there is none.
         wanted: a text, the same or another one.
@@ -74,9 +74,9 @@ class TextIndex(NamedTuple):
     """Index of every request's text, by row."""
 
     newest: Ints
-    """See `take_in`, [rows, BUCKETS]."""
+    """See `index_tokens`, [rows, BUCKETS]."""
     before: Ints
-    """See `take_in`, [rows, longest text]."""
+    """See `index_tokens`, [rows, longest text]."""
     read: Ints
     """Tokens that are in the index, [rows]."""
     predicted: Ints
@@ -133,7 +133,7 @@ def look_up(index: TextIndex, texts: Ints, requests: Ints, most: int) -> Predict
                 newest[bucket] = 0
         if end <= SHORTEST:
             continue
-        take_in(newest, before, text, index.read[row], end)
+        index_tokens(newest, before, text, index.read[row], end)
         index.read[row] = end
         # One token after the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)

@@ -127,7 +127,7 @@ class ContextClass:
         """Start with what is in use in another class, instead of a trial of all ways."""
         self.in_use, self._trial_left, self._steps_left = other.in_use, 0, self._interval
 
-    def go_on(self, steps: int) -> int:
+    def choose_way(self, steps: int) -> int:
         """Return which way the next step takes, `steps` steps after the last one."""
         if self._trial_left > 0:
             self._trial_left -= steps
@@ -193,7 +193,7 @@ class WindowChooser:
             tried = [one for one in self.classes[:octave] if one.is_tried]
             if tried:
                 found.start_like(tried[-1])
-        before, way = found.in_use, found.go_on(steps)
+        before, way = found.in_use, found.choose_way(steps)
         return Window(self.tokens[way], SHORTEST, octave), found.in_use != before
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:

@@ -14,7 +14,7 @@ from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
 from vllm_dflash.engine.v1.v1_scheduler import (
     DFlashScheduler,
-    drafts_come_with_the_output,
+    sends_drafts_with_output,
 )
 
 WHOLE: Any = SimpleNamespace(
@@ -90,7 +90,7 @@ def test_where_drafts_come_along(changes: dict[str, Any], come_along: bool) -> N
     settings: Any = {"scheduler_cls": SCHEDULER, "distributed_executor_backend": "mp"}
     whole = SimpleNamespace(**{"use_v2_model_runner": False, **settings, **changes})
     whole.scheduler_config = whole.parallel_config = whole
-    assert drafts_come_with_the_output(whole) == come_along
+    assert sends_drafts_with_output(whole) == come_along
 
 
 @pytest.mark.parametrize(("comes_along", "taken"), [(True, None), (False, "called for")])
@@ -98,7 +98,7 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
     happened: list[Any], monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
 ) -> None:
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
-    monkeypatch.setattr(v1_scheduler, "drafts_come_with_the_output", lambda config: config[0])
+    monkeypatch.setattr(v1_scheduler, "sends_drafts_with_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
