@@ -52,30 +52,15 @@ def test_what_is_new_is_sent_once_a_second(monkeypatch: pytest.MonkeyPatch) -> N
     assert to_send.take() == {}
 
 
-def run_dry(worker: Any, monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
-    monkeypatch.setattr(DraftingWorker, "execute_model", lambda self, scheduled: output)
-    monkeypatch.setattr(worker, "draft_groups", [])
-    return worker.execute_model(SimpleNamespace(has_structured_output_requests=True))
-
-
-def drafted_once() -> DraftStatistics:
+def test_a_worker_sends_the_rest_with_the_output_without_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DraftingWorker, "execute_model", lambda *_: EMPTY_MODEL_RUNNER_OUTPUT)
+    worker: Any = object.__new__(V1CPUWorker)
     statistics = DraftStatistics(3)
     statistics.drafted_steps = 1
-    return statistics
-
-
-@pytest.fixture
-def worker() -> Any:
-    worker: Any = object.__new__(V1CPUWorker)
-    worker._figures, worker.draft_groups = Increases(drafted_once(), INTERVAL, METRICS), []
-    worker.drafter = SimpleNamespace(end_step=lambda: None, step=None)
-    return worker
-
-
-def test_a_worker_sends_the_rest_with_the_output_without_tokens(
-    worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = run_dry(worker, monkeypatch, EMPTY_MODEL_RUNNER_OUTPUT)
+    worker._figures, worker.draft_groups = Increases(statistics, INTERVAL, METRICS), []
+    sent = worker.execute_model(SimpleNamespace(has_structured_output_requests=True))
     assert FIGURES_SENT.on(sent) == {"drafted_steps": 1_000_000}
     assert FIGURES_SENT.on(EMPTY_MODEL_RUNNER_OUTPUT) is None  # vLLM's, shared by all empty outputs
     assert sent.req_ids == []
