@@ -52,7 +52,7 @@ def blocks_dropped(
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
     proposer.host = SimpleNamespace(backlog=backlog, begin_step=lambda *_: None)
     rows = {name: row for row, name in enumerate(["ended", "other"])}
-    batch = SimpleNamespace(req_id_to_index=rows, token_ids_cpu="texts")
+    batch = SimpleNamespace(req_id_to_index=rows)
     proposer.runner = SimpleNamespace(requests=known, input_batch=batch)
     new = SimpleNamespace(req_id="new", block_ids=([8, 9],), num_computed_tokens=32)
     going_on = SimpleNamespace(
