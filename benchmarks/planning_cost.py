@@ -105,16 +105,19 @@ def main() -> None:
                     child = plain if side == "plain" else ours
                     if side != "plain":
                         child.ask("let_draft", allowed=side == "ours")
-                        before = child.answers.dflash_stats()[0]["seconds"]
+                        before = child.answers.dflash_stats()[0]
                     load: dict[str, Any] = {"tokens": 192, "seconds": arguments.seconds}
                     result = child.answers.closed(prompts=prompts, concurrency=count, **load)
                     if number < 0:
                         continue
                     rates[side, count].append(result["tokens_per_second"])
                     if side != "plain":
-                        after = child.answers.dflash_stats()[0]["seconds"]
-                        spent = {name: after[name] - before[name] for name in after}
-                        shares[side, count].append(spent["planning"] / spent["steps"])
+                        after = child.answers.dflash_stats()[0]
+                        planning, steps = (
+                            after[name] - before[name]
+                            for name in ("planning_seconds", "step_seconds")
+                        )
+                        shares[side, count].append(planning / steps)
 
     def against_plain(side: str, count: int) -> str:
         ratios = [

@@ -9,3 +9,5 @@ class FakeTime:
 
     def perf_counter(self) -> float:
         return self.now
+
+    monotonic = perf_counter

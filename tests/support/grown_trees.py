@@ -14,7 +14,7 @@ from support.trees_by_hand import Tree, calibrated, grown, path_of
 from vllm_dflash.config.mode import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_growth import Candidates, grow
-from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
+from vllm_dflash.engine.v2.trees.tree_rows import place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import walk
 from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
@@ -187,7 +187,7 @@ class Grown:
                 depths = contexts[request] + np.array(tree.depths[:drafts])
                 placed[ends[request] + 1 :][:drafts] = depths
         assert positions.tolist() == placed.tolist()
-        line_up(trees, batch)
+        place_nodes(trees, batch, None)
         assert positions.tolist() == before.tolist()
 
 

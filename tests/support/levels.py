@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from support.planner_world import straight
-from vllm_dflash.planning.costs import CURVE_RATE, StepCosts, correct_level
+from vllm_dflash.planning.costs import StepCosts, correct_level
 from vllm_dflash.planning.curves import Curve, correct_curve
 from vllm_dflash.planning.step import StepEstimate, StepRecord
 
 
-def correct(curve: Curve, count: float, seconds: float, rate: float = CURVE_RATE) -> None:
+def correct(curve: Curve, count: float, seconds: float, rate: float) -> None:
     """Correct a curve towards a measurement."""
     correct_curve(curve.records[0], float(count), float(seconds), rate)
 

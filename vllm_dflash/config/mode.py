@@ -30,7 +30,7 @@ GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
 SCHEDULER = "vllm_dflash.engine.choose_scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"
-REFUSE_REQUESTS = "vllm_dflash.engine.vllm_fixes.request_limits.refuse_what_ends_engines"
+REFUSE_REQUESTS = "vllm_dflash.engine.vllm_fixes.request_limits.refuse_fatal_requests"
 CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
 

@@ -54,15 +54,9 @@ def split_by_kind(
     for attention in attentions:
         if attention.attn.layer_name in whole.layer_names:
             layers_by_kind[attention.window, attention.causal].append(attention.attn.layer_name)
-    groups = []
+    groups, cache = [], (whole.kv_cache_spec, whole.kv_cache_group_id)
     for (window, causal), layer_names in layers_by_kind.items():
-        group = DraftAttentionGroup(
-            whole.backend,
-            layer_names,
-            whole.kv_cache_spec,
-            whole.kv_cache_group_id,
-            causal=causal,
-        )
+        group = DraftAttentionGroup(whole.backend, layer_names, *cache, causal=causal)
         group.create_metadata_builders(vllm_config, device, kernel_block_size)
         builder = group.get_metadata_builder()
         if window is not None and getattr(builder, "aot_schedule", False):
@@ -73,7 +67,7 @@ def split_by_kind(
     return groups
 
 
-def set_windows_apart(
+def split_by_window(
     groups: list[AttentionGroup],
     attentions: Sequence[BlockAttention],
     vllm_config: VllmConfig,

@@ -19,7 +19,7 @@ LONGEST_SECONDS = 300
 """Maximum time that a worker waits before it compiles the planner itself."""
 
 
-def keep_off_own_cores(process: int) -> None:
+def move_to_other_cores(process: int) -> None:
     """Move a process to the cores that this worker does not use, if there are any.
 
     vLLM binds a CPU worker to its share of the cores, and its child processes inherit that. The
@@ -54,7 +54,7 @@ class CompileAside:
                 self._process = subprocess.Popen(
                     command, stdin=nowhere, stdout=nowhere, stderr=nowhere
                 )
-                keep_off_own_cores(self._process.pid)
+                move_to_other_cores(self._process.pid)
 
     def finish(self, max_draft: int, most_free: int) -> None:
         """Wait, then load the compiled code in this process, and compile here if the other process

@@ -20,7 +20,6 @@ from vllm_dflash.planning.curves import Curve
 
 SECONDS_PER_CURVE = 1.0
 """Time budget of a curve. Past the last measured row count, its last slope continues."""
-REPEATS = 3
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXT_TOKENS = 128
 """Context length of the dummy requests."""
@@ -29,12 +28,12 @@ FAR_CONTEXT_TOKENS = 8192
 
 
 def fastest(run: Callable[[], object], before: Callable[[], object]) -> float:
-    """Seconds of the fastest of several runs, each after a call of `before`, which is not timed.
+    """Seconds of the fastest of three runs, each after a call of `before`, which is not timed.
 
     All ranks get rank 0's time, so that they plan from the same costs.
     """
     times = []
-    for _ in range(REPEATS):
+    for _ in range(3):
         before()
         started = time.perf_counter()
         run()

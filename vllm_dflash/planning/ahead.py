@@ -19,9 +19,9 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_blocks
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.forecast import seen_with_a_block
+from vllm_dflash.planning.forecast import drafts_with_block
 from vllm_dflash.planning.objective import price_of, worth_of
-from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, with_a_block
+from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, expect_blocks
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
@@ -135,7 +135,7 @@ class AheadPlanner(LearningPlanner):
         nothing = best = PlanAhead(np.zeros(count, np.int64), rate=plain)
         if self.looks_up and texts[:, 0].any():
             best = self._best(of_texts)
-        curves, groups = with_a_block(texts, self.forecast.scores(rows), self.forecast.summary)
+        curves, groups = expect_blocks(texts, self.forecast.scores(rows), self.forecast.summary)
         blocks = self._best(Expected(limits, context_lens, min_worth, curves, groups, drafting))
         if blocks.rate > best.rate:
             promise, of_texts_alone = curves[groups >= 0].sum(), curves[groups < 0].sum()
@@ -239,10 +239,8 @@ class AheadPlanner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        drafting = 0.0
-        if step.draft_rows:
-            attended = float(self.window.attended(step.context_lens).sum())
-            drafting = self.costs.block(step.draft_rows, attended)
+        attended = float(self.window.attended(step.context_lens).sum())
+        drafting = self.costs.block(step.draft_rows, attended)
         seconds = step.target_seconds - drafting
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)
@@ -265,7 +263,7 @@ class AheadPlanner(LearningPlanner):
                 self._doubt_blocks()
         whole = np.full(len(made), self.max_draft)
         curves = expect(self.block_chances, of_those, outcomes.confidence[made], whole)
-        samples = seen_with_a_block(curves, found[made], self.promises[of_those])
+        samples = drafts_with_block(curves, found[made], self.promises[of_those])
         self.forecast.observe(of_those, curves, samples)
         self.block_chances.num_verified[rows] = verified
         learn_blocks(self.block_chances, rows, verified, accepted)

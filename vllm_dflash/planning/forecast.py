@@ -152,11 +152,10 @@ class Forecast:
         self.summary, self._unread = summarise(curves, scores, best_first), 0
 
 
-def seen_with_a_block(curves: Floats, found: Floats, promised: Floats) -> Floats:
+def drafts_with_block(curves: Floats, found: Floats, promised: Floats) -> Floats:
     """Return survival of the drafts that a step with a block yields, [R, K].
 
-    These are the text's drafts where they are better and this could not be predicted: it is part
-    of what a step with a block yields.
+    If a text's drafts turn out to be better, and this was not predicted, the step yields those.
 
     Args:
         curves: survival of the blocks' drafts, [R, K].

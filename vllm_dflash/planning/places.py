@@ -44,9 +44,9 @@ class Expected(NamedTuple):
 
 
 @compiled
-def with_a_block(texts: Floats, scores: Floats, summary: Summary) -> tuple[Floats, Ints]:
-    """Return what to expect of R requests that get a block: its drafts, or those of a text that
-    promises more.
+def expect_blocks(texts: Floats, scores: Floats, summary: Summary) -> tuple[Floats, Ints]:
+    """Return the expected drafts of R requests that get a block: the block's, or those of a text
+    that promises more.
 
     Args:
         texts: worth of what their texts predict, [R, K].

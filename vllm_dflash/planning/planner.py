@@ -2,13 +2,13 @@
 
 In every step it maximises expected tokens per second, of the batch or of each request
 (`objective.py`). A batch of R requests yields R tokens in any case; drafting yields more, in a
-longer step. Before drafting, `plan` weighs what drafts have
-yielded lately against what the step would cost, and may leave out some requests, or all. After
-drafting, `lengths` cuts each block where its tokens are no longer worth their time.
+longer step. Before drafting, `plan` weighs what drafts have yielded lately against what the step
+would cost, and may leave out some requests, or all. After drafting, `lengths` cuts each block where
+its tokens are no longer worth their time.
 
-Neither looks at a token that was sampled for the draft's position, only at the drafter's
-distribution and at what became of earlier drafts. So the output distribution is that of verifying
-any drafts (arXiv 2211.17192, section 3.1).
+Both see the drafter's distribution and what became of earlier drafts, never a token that was
+sampled for the draft's position. So the output distribution is that of verifying any drafts (arXiv
+2211.17192, section 3.1).
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ PROBE_SHARE = 16
 PROBE_LENGTH = 3
 """Drafts that a probe verifies, however little they seem worth, to test the estimates."""
 SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
-"""Undrafted steps between two that are planned: planning should cost next to nothing where it
-decides against drafting. What texts predict is looked at in between, too."""
+"""Undrafted steps between two that are planned: planning should cost next to nothing while drafting
+does not pay. Texts are still looked up in between."""
 OLD_TOKENS = 24.0
 """Observations that all earlier ones count for once something has shown that they are outdated."""
-NO_CURVES: Floats = np.zeros((0, 0))
 
 
 class LearningPlanner:
@@ -195,8 +194,8 @@ class Planner(LearningPlanner):
         return probe
 
     def _cheapest_probe(self, step: StepRecord, resting: Plan) -> tuple[Plan, float]:
-        """Draft a few requests with little to catch up, in place of `resting`, to see what comes of
-        it. Returns the plan and the seconds that it takes."""
+        """Return a plan that drafts a few requests with little to catch up, and the seconds that it
+        takes; `resting`: the plan that it replaces."""
         able, num_requests = np.flatnonzero(step.limits), step.num_requests
         width = min(int(step.limits.max()), self.max_draft)
         count = min(len(able), 1 + num_requests // PROBE_SHARE)
@@ -223,7 +222,8 @@ class Planner(LearningPlanner):
             confidence: probability of each drafted token under the drafter, [D, w].
         """
         plan, rows, predicted = step.plan, self._rows(step.ids), step.predicted
-        curves, texts = NO_CURVES, self._text_curves[:0]
+        curves: Floats = np.zeros((0, 0))
+        texts = self._text_curves[:0]
         if plan.width:
             of_drafted = rows[plan.drafted]
             whole = np.full(len(of_drafted), confidence.shape[1])

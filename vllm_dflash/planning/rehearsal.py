@@ -29,7 +29,7 @@ CHEAP, DEAR = 0.0, 1.0
 """Seconds of a block that is always worth it, and of one that never is."""
 
 
-def rehearse(runner: str, max_draft: int, most_free: int = 0) -> None:
+def rehearse(runner: str, max_draft: int, most_free: int) -> None:
     """Compile what planning needs on a model runner: `v1` or `v2`."""
     if runner == "v2":
         rehearse_ahead(max_draft)
@@ -61,7 +61,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
+def rehearse_planner(max_draft: int, most_free: int) -> None:
     """Plan some steps of a made-up engine, with numbers of the same types as a real one's."""
     for block_seconds in (CHEAP, DEAR):
         planner = Planner(max_draft, 2, _costs(block_seconds), most_free=most_free)
@@ -86,7 +86,7 @@ def rehearse_planner(max_draft: int, most_free: int = 0) -> None:
 
 
 def rehearse_ahead(max_draft: int) -> None:
-    """Do the same with the planner that plans a step ahead."""
+    """Plan some steps ahead in the same way."""
     nothing, one = np.zeros(2, np.int64), np.ones(2, np.int64)
     for block_seconds, trims in product((CHEAP, DEAR), (False, True)):
         planner = AheadPlanner(max_draft, 2, looks_up=True)

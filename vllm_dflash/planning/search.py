@@ -64,7 +64,7 @@ class Choice(NamedTuple):
 
 @compiled
 def worth_above(curve: Floats, toll: float) -> float:
-    """Return what those of w drafts bring, less a toll for each, that are worth more than that."""
+    """Add up what each of w drafts is worth beyond `toll`; those worth less add nothing."""
     total = 0.0
     for worth in curve:
         total += max(worth - toll, 0.0)
@@ -78,8 +78,8 @@ def drafted_groups(
     """Return each request's forecast group, [R]; -1: do not draft it, whatever others do.
 
     Drafting makes attention cost more, the longer the context is. A request is not drafted if it
-    loses by that alone at the lowest price that any step may have. Nor
-    is one drafted whose free drafts yield as much. If this excludes all requests, all are tried.
+    loses by that alone at the lowest price that any step may have, or if its free drafts yield as
+    much. If this excludes all requests, all are tried.
     """
     groups, is_worth = np.full(len(batch.limits), -1), np.zeros(len(batch.limits), np.bool_)
     row_price = price * row_seconds
@@ -206,8 +206,8 @@ def cut_chains(worth: Floats, limits: Ints, seconds: Floats, price: float) -> In
     """Return how many of each request's drafts to verify; the result is exact.
 
     Maximises `sum(worth) - price * seconds[count]` over all lengths. What was already spent on
-    drafting is sunk. A draft is never worth more than the one before it, so the
-    best n are the n that are worth most, and only n has to be searched.
+    drafting is sunk. A draft is never worth more than the one before it, so the best n are the n
+    that are worth most, and only n has to be searched.
 
     Args:
         worth: what each draft is worth, less the time that it takes by itself, [R, w].

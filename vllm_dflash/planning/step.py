@@ -111,11 +111,8 @@ class Outcomes(NamedTuple):
         first = COUNTS + num_cuts
         # Each field is contiguous, because otherwise what learns from them is compiled anew.
         counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
-        confidence, if_cut = (
-            table[:, first:].astype(np.float64),
-            np.ascontiguousarray(counts[COUNTS:].T),
-        )
-        return Outcomes._make([*counts[:COUNTS], confidence, if_cut])
+        if_cut = np.ascontiguousarray(counts[COUNTS:].T)
+        return Outcomes._make([*counts[:COUNTS], table[:, first:].astype(np.float64), if_cut])
 
 
 class Learned(NamedTuple):

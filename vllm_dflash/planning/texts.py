@@ -11,7 +11,7 @@ equally long ones, the last.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ BUCKETS, PAIR_FACTOR = 4096, 40503
 
 
 @compiled
-def take_in(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> None:
+def index_tokens(newest: Ints, before: Ints, text: Ints, start: int, end: int) -> None:
     """Add a stretch of a text to its index; places count from 1, so that 0 means none.
 
     Args:
@@ -49,7 +49,7 @@ def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) 
     """Return how many last tokens of `wanted` a text matches, and where in it what followed is.
 
     Args:
-        before: see `take_in`.
+        before: see `index_tokens`.
         text: tokens of the text, [longest text].
         place: the last place that may match, from 0; less than 0 if there is none.
         wanted: a text, the same or another one.
@@ -74,9 +74,9 @@ class TextIndex(NamedTuple):
     """Index of every request's text, by row."""
 
     newest: Ints
-    """See `take_in`, [rows, BUCKETS]."""
+    """See `index_tokens`, [rows, BUCKETS]."""
     before: Ints
-    """See `take_in`, [rows, longest text]."""
+    """See `index_tokens`, [rows, longest text]."""
     read: Ints
     """Tokens that are in the index, [rows]."""
     predicted: Ints
@@ -133,7 +133,7 @@ def look_up(index: TextIndex, texts: Ints, requests: Ints, most: int) -> Predict
                 newest[bucket] = 0
         if end <= SHORTEST:
             continue
-        take_in(newest, before, text, index.read[row], end)
+        index_tokens(newest, before, text, index.read[row], end)
         index.read[row] = end
         # One token after the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)
@@ -146,34 +146,8 @@ def look_up(index: TextIndex, texts: Ints, requests: Ints, most: int) -> Predict
     return Predicted(lengths, matches, known, came_true)
 
 
-class FreeDrafts(Protocol):
-    """A source of free drafts on V1. What it predicts need not be right: all drafts are verified.
-
-    Every rank asks its own, so all must predict the same.
-    """
-
-    def look_up(
-        self,
-        ids: Sequence[str],
-        texts: Ints,
-        context_lens: Ints,
-        produced: Ints,
-        limits: Ints,
-        most: int,
-    ) -> Predicted:
-        """Return what became of the last predictions, verified or not, and how long the next ones
-        are; see `NgramIndex.look_up`. The longer the match, the likelier a prediction is taken to
-        be (`chances.TRUST`), until it is learned how often such predictions come true."""
-
-    def tokens(self, request: int, length: int) -> list[int]:
-        """Return the first tokens of the last prediction for a request of the batch."""
-
-    def restart(self, ids: Collection[str]) -> None:
-        """Read the texts of these requests anew: they join the batch, or come back to it."""
-
-
-class NgramIndex(FreeDrafts):
-    """Looks up what the texts of running requests predict."""
+class NgramIndex:
+    """Looks up what the texts of running requests predict; the same on every rank."""
 
     def __init__(self, max_requests: int, max_tokens: int, most: int) -> None:
         """Make room for `max_requests` requests at a time.
@@ -204,7 +178,10 @@ class NgramIndex(FreeDrafts):
         limits: Ints,
         most: int,
     ) -> Predicted:
-        """Return what became of the last look-up, and what is predicted now.
+        """Return what became of the last predictions, verified or not, and how long the next are.
+
+        The longer the match, the likelier a prediction is taken to be (`chances.TRUST`), until it
+        is learned how often such predictions come true.
 
         Args:
             ids: ids of the requests, [R].
@@ -222,11 +199,11 @@ class NgramIndex(FreeDrafts):
         return look_up(self._index, texts, requests, most)
 
     def tokens(self, request: int, length: int) -> list[int]:
-        """Return the first tokens of what the last look-up predicted for a request of the batch."""
+        """Return the first tokens of the last prediction for a request of the batch."""
         return self._index.predicted[self._rows[request], :length].tolist()
 
     def restart(self, ids: Collection[str]) -> None:
-        """Read the texts of these requests anew, if they are known."""
+        """Read the texts of these requests anew, as they join the batch or come back to it."""
         known = self._requests.known(ids)
         if len(known):
             self._index.forget(known)

@@ -15,10 +15,10 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.objective import fastest, scaled
 from vllm_dflash.planning.step import Outcomes
 
-HOPED = 1.25
+ASSUMED_RATIO = 1.25
 """Accepted drafts of a tree for each one of its chain, assumed before any is known. Trees that do
 not pay at that ratio are not tried."""
-HOPED_TOKENS = 50.0
+ASSUMED_TOKENS = 50.0
 """Accepted drafts that this assumption is worth."""
 MEMORY = 0.999
 """What is left of earlier counts after one more accepted draft."""
@@ -37,7 +37,7 @@ class TreeGain:
     @property
     def ratios(self) -> Floats:
         """Accepted drafts of trees of each size for each one of a whole chain, [S]."""
-        return (self._trees + HOPED * HOPED_TOKENS) / (self._chains + HOPED_TOKENS)
+        return (self._trees + ASSUMED_RATIO * ASSUMED_TOKENS) / (self._chains + ASSUMED_TOKENS)
 
     def observe(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:
         """Learn from R requests: their accepted drafts, [R], and what is expected of the trees'

@@ -127,7 +127,7 @@ class ContextClass:
         """Start with what is in use in another class, instead of a trial of all ways."""
         self.in_use, self._trial_left, self._steps_left = other.in_use, 0, self._interval
 
-    def go_on(self, steps: int) -> int:
+    def choose_way(self, steps: int) -> int:
         """Return which way the next step takes, `steps` steps after the last one."""
         if self._trial_left > 0:
             self._trial_left -= steps
@@ -175,26 +175,26 @@ class ContextClass:
 class WindowChooser:
     """Chooses the window of each drafted step, and learns from what became of it."""
 
-    def __init__(self, longest: int, tokens: Sequence[int] = (), shortest: int = 0) -> None:
-        """Choose for contexts of up to `longest` tokens; the others' defaults are above."""
-        self.tokens, self.shortest = (0, *(tokens or TOKENS)), shortest or SHORTEST
-        count = 1 + int(log2(max(longest / self.shortest, 1.0)))
+    def __init__(self, longest: int) -> None:
+        """Choose for contexts of up to `longest` tokens."""
+        self.tokens = 0, *TOKENS
+        count = 1 + int(log2(max(longest / SHORTEST, 1.0)))
         self.classes = [ContextClass(len(self.tokens)) for _ in range(count)]
 
     def choose(self, context_lens: Ints, steps: int = 1) -> tuple[Window, bool]:
         """Return the window for blocks of these requests, `steps` drafted steps after the last, and
         whether it has just been found to be better than the one in use before."""
         mean = float(context_lens.mean()) if len(context_lens) else 0.0
-        if mean < self.shortest:
+        if mean < SHORTEST:
             return WHOLE, False
-        octave = min(int(log2(mean / self.shortest)), len(self.classes) - 1)
+        octave = min(int(log2(mean / SHORTEST)), len(self.classes) - 1)
         found = self.classes[octave]
         if not (found.is_tried or found.steps):
             tried = [one for one in self.classes[:octave] if one.is_tried]
             if tried:
                 found.start_like(tried[-1])
-        before, way = found.in_use, found.go_on(steps)
-        return Window(self.tokens[way], self.shortest, octave), found.in_use != before
+        before, way = found.in_use, found.choose_way(steps)
+        return Window(self.tokens[way], SHORTEST, octave), found.in_use != before
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
         """Learn what became of blocks that were drafted with `window`."""
@@ -216,7 +216,7 @@ class WindowChooser:
         """Return what was measured and chosen by class, for `dflash_stats`; plain values."""
         return [
             {
-                "context": [self.shortest << octave, self._end_of(octave)],
+                "context": [SHORTEST << octave, self._end_of(octave)],
                 "window": self.tokens[one.in_use],
                 "tried": [*self.tokens],
                 "accepted": [round(way.acceptance, 3) for way in one.ways],
@@ -229,7 +229,7 @@ class WindowChooser:
 
     def _end_of(self, octave: int) -> int | None:
         """Return the first length beyond a class; the last one has all longer contexts."""
-        return self.shortest << (octave + 1) if octave + 1 < len(self.classes) else None
+        return SHORTEST << (octave + 1) if octave + 1 < len(self.classes) else None
 
     def _way(self, window: Window) -> Measured:
         return self.classes[window.octave].ways[self.tokens.index(window.tokens)]

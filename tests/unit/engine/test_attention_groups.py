@@ -11,7 +11,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.engine.attention_groups import set_windows_apart
+from vllm_dflash.engine.attention_groups import split_by_window
 
 SPEC = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32)
 LAYERS = ["model.0", "model.1", "draft.0", "draft.1", "draft.2"]
@@ -66,7 +66,7 @@ def test_flashinfer_gets_a_group_for_each_window() -> None:
     """The target's layers stay in one group, and no layer is left out."""
     whole, alone = group(LAYERS), group(["model.2"])
     groups = [alone, whole]
-    set_windows_apart(groups, attentions(WINDOWS), "config", "cpu")  # type: ignore[arg-type]
+    split_by_window(groups, attentions(WINDOWS), "config", "cpu")  # type: ignore[arg-type]
     assert groups[0] is alone
     found = [each.layer_names for each in groups[1:]]
     assert found == [["model.0", "model.1"], ["draft.0", "draft.2"], ["draft.1"]]
@@ -98,7 +98,7 @@ def test_other_groups_stay_as_they_are(
     monkeypatch.setattr(Backend, "name", name)
     whole = group(layers)
     groups = [whole]
-    set_windows_apart(groups, attentions(windows), None, None)  # type: ignore[arg-type]
+    split_by_window(groups, attentions(windows), None, None)  # type: ignore[arg-type]
     assert groups == [whole]
     assert groups[0] is whole
     assert whole.layer_names == layers

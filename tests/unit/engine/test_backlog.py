@@ -203,4 +203,4 @@ def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
             assert backlog.store(np.array([which]), full) == due
             assert not [slot for slot in waiting(backlog) if slot // BLOCK in which]
         assert cache.rows | waiting(backlog) == newest
-        assert len(backlog) == len(waiting(backlog)) <= capacity
+        assert backlog._count == len(waiting(backlog)) <= capacity

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_dflash.engine import compile_aside
-from vllm_dflash.engine.compile_aside import CompileAside, keep_off_own_cores
+from vllm_dflash.engine.compile_aside import CompileAside, move_to_other_cores
 from vllm_dflash.planning import rehearsal
 
 
@@ -58,7 +58,7 @@ def test_it_keeps_off_the_cores_that_the_worker_is_bound_to(
     cores = {0: own, os.getppid(): {0, 1, 2, 3}}
     monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
     monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
-    keep_off_own_cores(7)
+    move_to_other_cores(7)
     assert bound == {7: left}
 
 

@@ -18,7 +18,9 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from support.fake_time import FakeTime
 from support.pairs import Pair
+from vllm_dflash.engine.reporting import statistics as statistics_module
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
     INTERVAL,
@@ -33,51 +35,32 @@ from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
 
 
-@pytest.fixture
-def now() -> SimpleNamespace:
-    return SimpleNamespace(seconds=100.0)
-
-
-def test_what_is_new_is_sent_once_a_second(now: SimpleNamespace) -> None:
+def test_what_is_new_is_sent_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics_module, "time", time := FakeTime())
     statistics = DraftStatistics(3)
-    to_send = Increases(statistics, INTERVAL, METRICS, lambda: now.seconds)
+    to_send = Increases(statistics, INTERVAL, METRICS)
     statistics.skipped_steps, statistics.step_seconds, statistics.probes = 3, 0.25, 5
-    now.seconds = 100.9
+    time.now = 100.9
     assert to_send.tick() is None
-    now.seconds = 101.0
+    time.now = 101.0
     assert to_send.tick() == {"skipped_steps": 3_000_000, "step_seconds": 250_000}
     statistics.skipped_steps = 5
-    now.seconds = 101.9
+    time.now = 101.9
     assert to_send.tick() is None
-    now.seconds = 102.0
+    time.now = 102.0
     assert to_send.tick() == {"skipped_steps": 2_000_000}
     assert to_send.take() == {}
 
 
-def run_dry(worker: Any, monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
-    monkeypatch.setattr(DraftingWorker, "execute_model", lambda self, scheduled: output)
-    monkeypatch.setattr(worker, "draft_groups", [])
-    return worker.execute_model(SimpleNamespace(has_structured_output_requests=True))
-
-
-def drafted_once() -> DraftStatistics:
+def test_a_worker_sends_the_rest_with_the_output_without_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DraftingWorker, "execute_model", lambda *_: EMPTY_MODEL_RUNNER_OUTPUT)
+    worker: Any = object.__new__(V1CPUWorker)
     statistics = DraftStatistics(3)
     statistics.drafted_steps = 1
-    return statistics
-
-
-@pytest.fixture
-def worker() -> Any:
-    worker: Any = object.__new__(V1CPUWorker)
-    worker._figures, worker.draft_groups = Increases(drafted_once(), INTERVAL, METRICS), []
-    worker.drafter = SimpleNamespace(end_step=lambda: None, step=None)
-    return worker
-
-
-def test_a_worker_sends_the_rest_with_the_output_without_tokens(
-    worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = run_dry(worker, monkeypatch, EMPTY_MODEL_RUNNER_OUTPUT)
+    worker._figures, worker.draft_groups = Increases(statistics, INTERVAL, METRICS), []
+    sent = worker.execute_model(SimpleNamespace(has_structured_output_requests=True))
     assert FIGURES_SENT.on(sent) == {"drafted_steps": 1_000_000}
     assert FIGURES_SENT.on(EMPTY_MODEL_RUNNER_OUTPUT) is None  # vLLM's, shared by all empty outputs
     assert sent.req_ids == []

@@ -427,7 +427,7 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
     agreed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host(Scripted(drafting(True, False), drafting(True, True), Plan.without_block(2)))
-    whole, window = Window(0, 4, 0), Window(4, 4, 0)
+    whole, window = Window(0, 4, 0), Window(1024, 4, 0)
     turns = iter([whole, window])
     asked: list[list[int]] = []
 
@@ -436,19 +436,19 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
         return next(turns), False
 
     monkeypatch.setattr(WindowChooser, "choose", choose)
-    host.windows = WindowChooser(LONGEST, [4], 4)
+    host.windows = WindowChooser(LONGEST)
     ways = host.windows.classes[0].ways
     first, _ = host.step(7, 7)
     second, _ = host.step(7, 7)
     assert [first.plan.window, second.plan.window] == [whole, window]
     assert [agreed[0].window, agreed[2].window] == [whole, window]
     assert asked == [[CONTEXT], [CONTEXT, CONTEXT]]  # of those who are drafted
-    assert [way.steps for way in ways] == [0, 1]  # the first step has no known time
+    assert [way.steps for way in ways] == [0, 1, 0]  # the first step has no known time
     assert ways[1].seconds == pytest.approx(second.draft_seconds / 2)
     rest = (second.seconds - second.draft_seconds) / 2
     assert host.windows.classes[0].rest_seconds == pytest.approx(rest)
     host.verify("ab", [2, 2], [3, 1])
-    assert [(way.verified, way.accepted) for way in ways] == [(0, 0), (2, 2)]
+    assert [(way.verified, way.accepted) for way in ways] == [(0, 0), (2, 2), (0, 0)]
     assert next(turns, None) is None  # a step without blocks asks for no window
 
 
@@ -456,10 +456,10 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
     agreed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host()
-    host.windows = WindowChooser(LONGEST, [3], 5)
-    monkeypatch.setattr(WindowChooser, "choose", lambda *_: (Window(3, 5, 0), False))
+    host.windows = WindowChooser(LONGEST)
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: (Window(256, 5, 0), False))
     step, _ = host.step(7)
-    assert [plan.window.tokens for plan in agreed] == [3]
+    assert [plan.window.tokens for plan in agreed] == [256]
     assert agreed[0] is step.plan
 
 
@@ -468,11 +468,11 @@ def test_the_planner_is_told_of_windows(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         Scripted, "use_window", lambda _, window, *, is_better: told.append((window, is_better))
     )
-    choices = [(WHOLE, False), (Window(3, 5, 0), True)]
+    choices = [(WHOLE, False), (Window(256, 5, 0), True)]
     turns = iter(choices)
     monkeypatch.setattr(WindowChooser, "choose", lambda *_: next(turns))
     host = Host(Scripted(*[drafting(True)] * 2))
-    host.windows = WindowChooser(LONGEST, [3], 5)
+    host.windows = WindowChooser(LONGEST)
     host.step(7)
     host.step(7)
     assert told == choices

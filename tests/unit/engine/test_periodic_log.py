@@ -2,22 +2,23 @@
 
 import pytest
 
+from support.fake_time import FakeTime
 from support.log_lines import log_lines
+from vllm_dflash.engine.reporting import statistics
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
 class Logged:
-    """A log with its own clock, and a line every ten seconds."""
+    """A log with a line every ten seconds."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.statistics = DraftStatistics(3)
-        self.log = PeriodicLog(self.statistics, 10.0, lambda: self.now)
+    def __init__(self, time: FakeTime) -> None:
+        self.time, self.statistics = time, DraftStatistics(3)
+        self.log = PeriodicLog(self.statistics, 10.0)
 
     def at(self, now: float) -> list[str]:
         """Lines that are logged at this time."""
-        self.now = now
+        self.time.now = now
         with log_lines() as lines:
             self.log.tick()
         return [line.removeprefix("INFO ") for line in lines]
@@ -32,8 +33,9 @@ class Logged:
 
 
 @pytest.fixture
-def logged() -> Logged:
-    return Logged()
+def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
+    monkeypatch.setattr(statistics, "time", time := FakeTime())
+    return Logged(time)
 
 
 STEPS = {

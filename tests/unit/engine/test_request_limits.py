@@ -21,7 +21,7 @@ from vllm_dflash.engine.vllm_fixes.request_limits import (
     MOST_STOP_TOKENS,
     SEEDS,
     check_request,
-    refuse_what_ends_engines,
+    refuse_fatal_requests,
 )
 
 MODE = Mode(7, 7, "fixed", parse_config("it", QWEN))
@@ -102,9 +102,9 @@ def test_only_engines_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch, is_
         "process_inputs",
         lambda self, request: SimpleNamespace(sampling_params=request),
     )
-    refuse_what_ends_engines()
+    refuse_fatal_requests()
     placed = InputProcessor.process_inputs
-    refuse_what_ends_engines()
+    refuse_fatal_requests()
     assert InputProcessor.process_inputs is placed
     additional = {ADDITIONAL_CONFIG_KEY: MODE.to_json()} if is_ours else {}
     engine: Any = SimpleNamespace(

@@ -57,15 +57,6 @@ def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
     assert fresh_cache_blocks(step, 0, 32) == []
 
 
-def test_lists_that_do_not_belong_together_are_refused() -> None:
-    going_on = SimpleNamespace(
-        req_ids=["a"], new_block_ids=[([1],)], num_computed_tokens=[5, 6], resumed_req_ids=set()
-    )
-    step: Any = SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=going_on)
-    with pytest.raises(ValueError, match="longer than"):
-        fresh_cache_blocks(step, 0, 32)
-
-
 def test_clearing_spares_all_other_blocks() -> None:
     """Also if the kernel's blocks are half as large as the scheduler's."""
     cache = torch.full((10, 2, 4), float("nan"))

@@ -9,13 +9,9 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from support.pairs import Pair
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
-from vllm_dflash.engine import choose_scheduler as ours
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
-from vllm_dflash.engine.v1.v1_scheduler import (
-    DFlashScheduler,
-    drafts_come_with_the_output,
-)
+from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler, sends_drafts_with_output
 
 WHOLE: Any = SimpleNamespace(
     cache_config=SimpleNamespace(),
@@ -23,7 +19,6 @@ WHOLE: Any = SimpleNamespace(
     speculative_config=SimpleNamespace(method="dflash", num_speculative_tokens=32),
 )
 """vLLM's config, with room for 32 drafts; a block has 7."""
-SCHEDULED: Any = SimpleNamespace(total_num_scheduled_tokens=3)
 
 
 @pytest.fixture(autouse=True)
@@ -33,28 +28,20 @@ def _executor_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def happened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What vLLM's scheduler was told, in order."""
-    told: list[Any] = []
+def bare_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take out of vLLM's scheduler all that is not read here."""
 
     def start(self: Any, *, vllm_config: Any) -> None:
         self.vllm_config, self.max_num_running_reqs, self.requests = vllm_config, 4, {}
         self.num_spec_tokens = vllm_config.speculative_config.num_speculative_tokens
 
-    def update(_: Any, *step: Any) -> str:
-        told.append(step)
-        return "outputs"
-
     monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
-    monkeypatch.setattr(ours, "few_rows", lambda _: None)
     monkeypatch.setattr(Scheduler, "__init__", start)
-    monkeypatch.setattr(Scheduler, "update_from_output", update)
-    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda _, drafts: told.append(drafts))
-    return told
 
 
+@pytest.mark.usefixtures("bare_scheduler")
 def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
-    happened: list[Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         Scheduler, "schedule", lambda self: SimpleNamespace(room=self.num_spec_tokens)
@@ -90,15 +77,16 @@ def test_where_drafts_come_along(changes: dict[str, Any], come_along: bool) -> N
     settings: Any = {"scheduler_cls": SCHEDULER, "distributed_executor_backend": "mp"}
     whole = SimpleNamespace(**{"use_v2_model_runner": False, **settings, **changes})
     whole.scheduler_config = whole.parallel_config = whole
-    assert drafts_come_with_the_output(whole) == come_along
+    assert sends_drafts_with_output(whole) == come_along
 
 
+@pytest.mark.usefixtures("bare_scheduler")
 @pytest.mark.parametrize(("comes_along", "taken"), [(True, None), (False, "called for")])
 def test_workers_are_called_for_drafts_that_do_not_come_along(
-    happened: list[Any], monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
+    monkeypatch: pytest.MonkeyPatch, comes_along: bool, taken: str | None
 ) -> None:
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
-    monkeypatch.setattr(v1_scheduler, "drafts_come_with_the_output", lambda config: config[0])
+    monkeypatch.setattr(v1_scheduler, "sends_drafts_with_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
         DFlashScheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])

@@ -1,4 +1,4 @@
-"""What the speculator adds to vLLM's: it forgets, grades, runs a block or none, and chooses."""
+"""What the speculator adds to vLLM's, without a model."""
 
 from __future__ import annotations
 
@@ -24,26 +24,6 @@ from vllm_dflash.planning.step import BLOCK, Learned
 K, SLOTS, CPU = 3, 6, torch.device("cpu")
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened in a step, in order."""
-    seen: list[str] = []
-
-    def propose(
-        self: Any, *_: Any, num_speculative_tokens: Any, is_profile: bool, **__: Any
-    ) -> Any:
-        seen.append(f"vLLM: {num_speculative_tokens}, no graph: {is_profile}")
-        return self.draft_tokens
-
-    def choose(*given: Any, has_block: bool) -> None:
-        seen.append(f"choose, block: {has_block}, texts: {given[-1] is not None}")
-
-    monkeypatch.setattr(DFlashSpeculator, "propose", propose)
-    monkeypatch.setattr(module, "choose", choose)
-    monkeypatch.setattr(module, "grade", lambda *_: seen.append("grade"))
-    return seen
-
-
 def bare() -> Any:
     made: Any = object.__new__(PlannedSpeculator)
     made.device, made.num_speculative_steps = CPU, K
@@ -63,29 +43,19 @@ def bare() -> Any:
     return made
 
 
-def scheduled(directions: Directions | None, places: int = K, new: tuple[str, ...] = ()) -> Any:
+def scheduled(directions: Directions, new: tuple[str, ...] = ()) -> Any:
     step: Any = SimpleNamespace(
-        num_spec_tokens_to_schedule=places,
+        num_spec_tokens_to_schedule=K,
         total_num_scheduled_tokens=4,
         scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
-    if directions is not None:
-        DIRECTIONS.attach(step, directions)
+    DIRECTIONS.attach(step, directions)
     return step
 
 
-def run(speculator: Any, step: Any) -> None:
-    """Run a step of four requests."""
-    speculator.begin_step(step)
-    ones = torch.ones(4, dtype=torch.int32)
-    speculator.observe_verification(torch.arange(4), ones, ones)
-    batch = SimpleNamespace(num_reqs=4)
-    speculator.propose(batch, num_speculative_tokens=step.num_spec_tokens_to_schedule)
-
-
 def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
-    monkeypatch: pytest.MonkeyPatch, done: list[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No others are: `c` and `b` are new, `gone` has left again."""
     speculator = bare()
@@ -94,11 +64,16 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
     monkeypatch.setattr(
         module, "grade", lambda slots, *_: seen.append(slots.records[:, 0].tolist())
     )
-    run(speculator, scheduled(Directions(True), new=("c", "b", "gone")))
+    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
+    monkeypatch.setattr(module, "choose", lambda *_, **__: None)
+    speculator.begin_step(scheduled(Directions(True), new=("c", "b", "gone")))
+    ones = torch.ones(4, dtype=torch.int32)
+    speculator.observe_verification(torch.arange(4), ones, ones)
+    speculator.propose(SimpleNamespace(num_reqs=4), num_speculative_tokens=K)
     assert seen == [[0, 1, 1, 1, 1, 0]]
 
 
-def test_what_was_learned_is_taken_over(done: list[str]) -> None:
+def test_what_was_learned_is_taken_over() -> None:
     speculator = bare()
     told: list[Any] = []
     speculator.budget = SimpleNamespace(begin_step=told.append)

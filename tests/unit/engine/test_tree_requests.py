@@ -47,17 +47,8 @@ def test_what_is_drawn_from_a_rows_logits_may_be_a_tree() -> None:
 
 def engine(**changes: Any) -> Any:
     """Fields of an engine's config that can rule out trees. `changes`: by name, owner__field."""
-    one_rank = dict.fromkeys(
-        (
-            "pipeline_parallel_size",
-            "tensor_parallel_size",
-            "decode_context_parallel_size",
-            "prefill_context_parallel_size",
-        ),
-        1,
-    )
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(**one_rank),
+        parallel_config=SimpleNamespace(),
         speculative_config=SimpleNamespace(rejection_sample_method="standard"),
         model_config=SimpleNamespace(uses_mrope=False, logits_processors=None),
         kv_transfer_config=None,
@@ -73,7 +64,6 @@ def engine(**changes: Any) -> Any:
     ("changes", "why"),
     [
         ({}, None),
-        ({"parallel_config__tensor_parallel_size": 2}, None),
         ({"kv_transfer_config": object()}, "connector"),
         ({"model_config__logits_processors": ["mine"]}, "logits processors"),
         ({"aux_output_config__enabled": True}, "routed experts"),

@@ -52,7 +52,7 @@ def blocks_dropped(
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
     proposer.host = SimpleNamespace(backlog=backlog, begin_step=lambda *_: None)
     rows = {name: row for row, name in enumerate(["ended", "other"])}
-    batch = SimpleNamespace(req_id_to_index=rows, token_ids_cpu="texts")
+    batch = SimpleNamespace(req_id_to_index=rows)
     proposer.runner = SimpleNamespace(requests=known, input_batch=batch)
     new = SimpleNamespace(req_id="new", block_ids=([8, 9],), num_computed_tokens=32)
     going_on = SimpleNamespace(
@@ -84,7 +84,7 @@ def test_one_request_with_drafts_is_enough_to_send_them(
     worker.vllm_config = None
     step = StepRecord(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
     worker.drafter = SimpleNamespace(step=step, end_step=lambda: None)
-    monkeypatch.setattr(v1_worker, "drafts_come_with_the_output", lambda _: True)
+    monkeypatch.setattr(v1_worker, "sends_drafts_with_output", lambda _: True)
     monkeypatch.setattr(worker, "take_draft_token_ids", lambda: "drafts")
     output = worker.end_step(SimpleNamespace())
     assert DRAFTS.on(output) == ("drafts" if are_sent else None)

@@ -15,7 +15,7 @@ from vllm_dflash.planning import ahead as module
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.chances import TRUST
 from vllm_dflash.planning.costs import Attention, StepCosts
-from vllm_dflash.planning.forecast import seen_with_a_block
+from vllm_dflash.planning.forecast import drafts_with_block
 from vllm_dflash.planning.planner import MARGIN
 from vllm_dflash.planning.step import TEXT
 
@@ -246,7 +246,7 @@ def test_what_a_blocks_step_brings_holds_surprises_of_texts() -> None:
     """The better drafts are taken. That is due to the block, unless it was predicted."""
     curves, found = np.array([[0.5, 0.2]] * 3), np.array([[0.9, 0.8], [0.9, 0.8], [0.1, 0.1]])
     promised = np.array([[0.0, 0.0], [0.9, 0.9], [0.0, 0.0]])
-    seen = seen_with_a_block(curves, found, promised)
+    seen = drafts_with_block(curves, found, promised)
     np.testing.assert_array_equal(seen, [[0.9, 0.8], [0.5, 0.2], [0.5, 0.2]])
 
 

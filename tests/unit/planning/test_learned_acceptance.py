@@ -65,11 +65,6 @@ def test_drafts_are_cut_where_they_are_not_worth_their_time(
     assert draft(ours, confidence, limits, price=price, wanted=wanted).tolist() == lengths
 
 
-def test_who_was_not_drafted_is_none_of_the_lengths() -> None:
-    ours = ToldPlanner(2)
-    assert draft(ours, [[0.9, 0.9], [0.2, 0.9]], [0, 2, 1], price=500).tolist() == [0, 2, 0]
-
-
 def test_rows_that_others_verify_make_drafts_dearer() -> None:
     """Decoding is charged for the whole batch, starting with its number of requests."""
     ours = ToldPlanner(1)
@@ -155,13 +150,6 @@ def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -
     assert asked(ours, ["a", "b"]) == pytest.approx([0.595, 0.75 - 0.05 * 0.25])
     assert asked(ours, ["b"]) == pytest.approx([0.7375 - 0.05 * 0.2375])
     assert asked(ours, ["a"]) == pytest.approx([0.595 - 0.05 * 0.095])
-
-
-def test_who_can_use_no_draft_has_no_say() -> None:
-    ours = ToldPlanner(2, 0.9, 0.8, mean_first_worth=0.6)
-    draft(ours, [[0.9, 0.1]], [0, 2])
-    plan = ours.plan(decoding([2, 0]))
-    assert plan.drafted.tolist() == [True, False]
 
 
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:

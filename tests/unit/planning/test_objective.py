@@ -18,7 +18,7 @@ from vllm_dflash.planning.objective import price_of, rate_of, worth_of
 from vllm_dflash.planning.places import Expected, best_untrimmed
 from vllm_dflash.planning.search import cut_chains
 from vllm_dflash.planning.step import Predicted
-from vllm_dflash.planning.tree_gain import HOPED, TreeGain
+from vllm_dflash.planning.tree_gain import ASSUMED_RATIO, TreeGain
 
 CHANCES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=4)
 COSTS = straight_costs()
@@ -90,7 +90,7 @@ def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
     gain, accepted = TreeGain([7]), float(survival_of(chances)[0].sum())
     promise = count * float(np.log1p(accepted))
     seconds = np.array([0.05])
-    bound = count * (1 + HOPED * accepted) / 0.05
+    bound = count * (1 + ASSUMED_RATIO * accepted) / 0.05
     assert gain.best(count, promise, seconds, 0.999 * bound, fair=True) == 0
     assert gain.best(count, promise, seconds, 1.001 * bound, fair=True) is None
 

@@ -15,7 +15,7 @@ from vllm_dflash.planning.places import (
     Expected,
     best_trimmed,
     best_untrimmed,
-    with_a_block,
+    expect_blocks,
 )
 from vllm_dflash.planning.thresholds import THRESHOLDS
 
@@ -38,7 +38,7 @@ def made_up(seed: int) -> tuple[Expected, Forecast, np.random.Generator]:
     limits, context = rng.integers(0, K + 1, count), rng.integers(1, 20_000, count)
     min_survival = rng.uniform(0.0, 0.6, count) * (rng.uniform(size=count) > 0.5)
     texts, scores = curves_of(rng, count), rng.uniform(0.0, 1.0, count)
-    curves, groups = with_a_block(texts, scores, forecast.summary)
+    curves, groups = expect_blocks(texts, scores, forecast.summary)
     drafting = float(rng.choice([0.0, 0.004]))
     return Expected(limits, context, min_survival, curves, groups, drafting), forecast, rng
 
@@ -94,7 +94,7 @@ def test_a_block_or_the_text_that_promises_more(seed: int) -> None:
     _, forecast, rng = made_up(seed)
     summary, texts = forecast.summary, curves_of(rng, 6)
     scores = rng.uniform(0.0, 1.0, 6)
-    curves, groups = with_a_block(texts, scores, summary)
+    curves, groups = expect_blocks(texts, scores, summary)
     for request, score in enumerate(scores):
         group = int((score < summary.min_scores[:-1]).sum())
         block = np.diff(summary.gain[group, 0], prepend=0.0)

@@ -1,27 +1,14 @@
 """The planner in a simulated engine: never worse than the best fixed length, or no drafts."""
 
 import inspect
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support.planner_world import (
-    MAX_DRAFT,
-    Undrafted,
-    World,
-    names,
-    planner,
-    profiled_costs,
-    rate_of,
-    step_of,
-)
+from support.planner_world import Undrafted, World, names, planner, rate_of
 from vllm_dflash.engine.v1.host_step import FixedLength
-from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import StepRecord
 
 USELESS: dict[str, Any] = {"sure": 0.02, "unsure": 0.02, "overrated": 0.1}
 """Drafts that are never accepted, though the drafter is sure of them."""
@@ -132,55 +119,9 @@ def test_new_requests_start_from_what_others_have_shown() -> None:
     assert useless.rate > 0.97 * rate_of(Undrafted(), 4)
 
 
-def undrafted(count: int, limits: Ints) -> StepRecord:
-    """A step of so many requests that verified nothing."""
-    step = step_of(names(count), np.zeros(count, int), np.zeros(count, int))
-    step.limits, step.waiting = limits, np.ones(count, int)
-    return step
-
-
-def test_nobody_is_drafted_beyond_its_limit() -> None:
-    ours = planner()
-    for _ in range(5):
-        step = undrafted(3, np.array([0, MAX_DRAFT, 2]))
-        step.plan = plan = ours.plan(step)
-        assert not plan.drafted[0]
-        lengths, _ = ours.lengths(step, np.full((plan.drafted.sum(), plan.width), 0.99))
-        assert (lengths <= step.limits).all()
-    nothing = ours.plan(undrafted(3, np.zeros(3, int)))
-    assert nothing.width == 0
-    assert not nothing.drafted.any()
-    assert nothing.holds_for == 0  # a prompt may end with the next step
-
-
-def test_a_batch_with_sure_and_unsure_requests_gets_ragged_lengths() -> None:
-    ours = planner()
-    step = undrafted(8, np.full(8, MAX_DRAFT))
-    step.plan = ours.plan(step)
-    assert step.plan.drafted.all()
-    confidence = np.full((8, step.plan.width), 0.97)
-    confidence[4:] = 0.1
-    lengths, _ = ours.lengths(step, confidence)
-    assert lengths[:4].min() > lengths[4:].max()
-
-
 def test_planning_never_sees_a_token() -> None:
     """Losslessness rests on this: token ids cannot reach the planner."""
     for name, method in inspect.getmembers(Planner, inspect.isfunction):
         assert not {"tokens", "token_ids", "sampled", "bonus"} & set(
             inspect.signature(method).parameters
         ), name
-
-
-def test_planning_imports_neither_vllm_nor_torch() -> None:
-    code = (
-        "import sys, vllm_dflash.planning.planner;"
-        "sys.exit(any(name.split('.')[0] in ('vllm', 'torch') for name in sys.modules))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_costs_are_what_the_world_says_after_a_while() -> None:
-    ours = Planner(MAX_DRAFT, 64, profiled_costs())
-    World(ours).run(names(8), 300)
-    assert ours.costs.plain(8) == pytest.approx(0.0169 + 8 * 0.0003, rel=0.03)

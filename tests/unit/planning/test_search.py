@@ -46,25 +46,6 @@ def test_chains_are_cut_where_it_is_best(
     assert value(tuple(lengths)) >= best - 1e-9
 
 
-@given(chains, steps)
-def test_the_best_rate_is_its_own_price(
-    conditional: list[list[float]], increments: list[float]
-) -> None:
-    """Priced at the best possible tokens per second, the selection reaches it (Dinkelbach)."""
-    survival = np.cumprod(np.array(conditional), axis=1)
-    requests, width = survival.shape
-    seconds = 0.1 + np.concatenate([[0.0], np.cumsum(increments)])[: survival.size + 1]
-    best = max(
-        (requests + sum(survival[row, :length].sum() for row, length in enumerate(lengths)))
-        / seconds[sum(lengths)]
-        for lengths in product(range(width + 1), repeat=requests)
-    )
-    lengths = cut_chains(survival, np.full(requests, width), seconds, best)
-    chosen = np.arange(width) < lengths[:, None]
-    rate = (requests + survival[chosen].sum()) / seconds[chosen.sum()]
-    assert np.isclose(rate, best)
-
-
 def test_of_equals_the_first_are_chosen_and_no_more_than_pay() -> None:
     worth = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
     seconds = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])  # three are free

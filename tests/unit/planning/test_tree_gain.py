@@ -9,7 +9,7 @@ from support.outcomes import outcomes_of
 from support.trees_by_hand import Tree, grown, path_of
 from vllm_dflash.config.mode import TREE_CUTS, tree_sizes
 from vllm_dflash.planning.step import Outcomes
-from vllm_dflash.planning.tree_gain import HOPED, TreeGain
+from vllm_dflash.planning.tree_gain import ASSUMED_RATIO, TreeGain
 
 NODES = 31
 
@@ -28,8 +28,8 @@ def told(
 
 def test_without_news_all_sizes_are_hoped_for() -> None:
     gain = TreeGain(tree_sizes(NODES))
-    assert gain.ratios.tolist() == [HOPED] * 3
-    assert TreeGain(tree_sizes(0)).ratios.tolist() == [HOPED]
+    assert gain.ratios.tolist() == [ASSUMED_RATIO] * 3
+    assert TreeGain(tree_sizes(0)).ratios.tolist() == [ASSUMED_RATIO]
 
 
 def test_what_trees_brought_counts() -> None:
@@ -79,7 +79,7 @@ def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int
     sizes = [size for size in tree_sizes(NODES) if size <= verified]
     expected = [sum(tree.survival[:size]) / chain.sum() for size in sizes]
     assert learned[: len(sizes)].tolist() == pytest.approx(expected, rel=0.05)
-    assert (gain.ratios[len(sizes) :] == HOPED).all()
+    assert (gain.ratios[len(sizes) :] == ASSUMED_RATIO).all()
 
 
 def became(

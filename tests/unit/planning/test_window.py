@@ -158,7 +158,7 @@ def test_classes_are_apart_and_short_contexts_have_no_window() -> None:
 def test_intervals_between_probes_double_up_to_the_limit() -> None:
     one, ways = ContextClass(3), []
     for _ in range(60_000):
-        ways.append(one.go_on(1))
+        ways.append(one.choose_way(1))
     ways = ways[3 * TRIAL_STEPS - 1 :]
     edges = np.flatnonzero(np.diff(ways))
     assert (np.diff(edges)[::2] == PROBE_STEPS).all()
@@ -172,9 +172,9 @@ def test_intervals_between_probes_double_up_to_the_limit() -> None:
 
 def test_steps_between_two_plans_count() -> None:
     one = ContextClass(2)
-    assert [one.go_on(TRIAL_STEPS) for _ in range(2)] == [1, 0]
-    assert one.go_on(FIRST_STEPS) == 1
-    assert [one.go_on(PROBE_STEPS // 4) for _ in range(4)] == [1, 1, 1, 0]
+    assert [one.choose_way(TRIAL_STEPS) for _ in range(2)] == [1, 0]
+    assert one.choose_way(FIRST_STEPS) == 1
+    assert [one.choose_way(PROBE_STEPS // 4) for _ in range(4)] == [1, 1, 1, 0]
 
 
 samples = st.lists(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from logging import Logger
 
 from vllm.logger import init_logger
@@ -89,15 +87,11 @@ class PeriodicLog:
     speculative decoding."""
 
     def __init__(
-        self,
-        statistics: DraftStatistics,
-        interval: float,
-        clock: Callable[[], float] = time.monotonic,
-        windows: WindowChooser | None = None,
+        self, statistics: DraftStatistics, interval: float, windows: WindowChooser | None = None
     ) -> None:
         """Log at most one line per `interval` seconds, and one on draft windows."""
         self._statistics, self._windows = statistics, windows
-        self._increases = Increases(statistics, interval, clock=clock)
+        self._increases = Increases(statistics, interval)
         self._costs = statistics.costs.copy()
 
     def tick(self) -> None:

@@ -4,7 +4,7 @@ names."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -155,12 +155,6 @@ class DraftStatistics:
             },
             "predicted_speedup": self.expected_tokens / plain if plain else 0.0,
             "measured_speedup": self.produced_tokens / plain if plain else 0.0,
-            "seconds": {
-                "steps": seconds,
-                "draft": self.draft_seconds,
-                "context": self.context_seconds,
-                "planning": self.planning_seconds,
-            },
             "planning_share": self.planning_seconds / seconds if seconds else 0.0,
         }
 
@@ -179,21 +173,20 @@ class Increases:
         statistics: DraftStatistics,
         interval: float,
         names: Collection[str] = tuple(COUNTERS),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Report the counters `names`, from zero; `interval` in seconds."""
-        self._statistics, self._interval, self._clock = statistics, interval, clock
-        self._due = clock() + interval
+        self._statistics, self._interval = statistics, interval
+        self._due = time.monotonic() + interval
         self._told = dict.fromkeys(names, 0)
 
     def tick(self) -> Figures | None:
         """Call after each step. Returns the increases if the interval is over, else None."""
-        return None if self._clock() < self._due else self.take()
+        return None if time.monotonic() < self._due else self.take()
 
     def take(self) -> Figures:
         """Increases since the last report, due or not: also for the step without tokens that ends
         each of vLLM's busy periods."""
-        self._due = self._clock() + self._interval
+        self._due = time.monotonic() + self._interval
         counts = self._statistics.counts()
         now = {name: round(counts[name] / UNIT) for name in self._told}
         fresh = {name: more for name in now if (more := now[name] - self._told[name]) > 0}

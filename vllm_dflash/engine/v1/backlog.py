@@ -61,10 +61,6 @@ class ContextBacklog:
         """Number of waiting rows of each block."""
         self._next = self._count = 0
 
-    def __len__(self) -> int:
-        """Number of waiting rows."""
-        return self._count
-
     def drop(self, blocks: Collection[int], block_size: int) -> None:
         """Drop the rows of blocks that have a new owner, or that no request can find again.
 

@@ -33,7 +33,7 @@ from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
-from vllm_dflash.planning.texts import FreeDrafts, append_tokens
+from vllm_dflash.planning.texts import NgramIndex, append_tokens
 from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
 
 
@@ -111,7 +111,7 @@ class HostStep:
         self.block = block
         self.context = context
         self.planner: Planner | FixedLength = FixedLength(self.width)
-        self.free_drafts: FreeDrafts | None = None
+        self.free_drafts: NgramIndex | None = None
         """Source of free drafts; None: no free drafts."""
         self.backlog: ContextBacklog | None = None
         """None: context is stored in every step."""

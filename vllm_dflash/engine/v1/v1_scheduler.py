@@ -21,7 +21,7 @@ DRAFTS: Message[DraftTokenIds | None] = Message("dflash_draft_token_ids")
 them after every step; between processes, that takes longer than planning and skipping a draft."""
 
 
-def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
+def sends_drafts_with_output(vllm_config: VllmConfig) -> bool:
     """Whether workers send drafts with the output, so that the engine need not call for them. Both
     sides call this function."""
     return (
@@ -31,7 +31,7 @@ def drafts_come_with_the_output(vllm_config: VllmConfig) -> bool:
     )
 
 
-def skip_the_call_for_drafts() -> None:
+def skip_draft_call() -> None:
     """Skip vLLM's call for drafts (hook 2) in the engine's process; other engines keep it."""
     original = MultiprocExecutor.take_draft_token_ids
     if hasattr(original, "wrapped_by_vllm_dflash"):
@@ -39,7 +39,7 @@ def skip_the_call_for_drafts() -> None:
 
     @functools.wraps(original)
     def take_draft_token_ids(self: MultiprocExecutor) -> DraftTokenIds | None:
-        if drafts_come_with_the_output(self.vllm_config):
+        if sends_drafts_with_output(self.vllm_config):
             return None
         return original(self)
 
@@ -58,7 +58,7 @@ class DFlashScheduler(SessionScheduler, CountingScheduler):
         self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)
         # vLLM's draft statistics use this length.
         self.num_spec_tokens = vllm_config.num_speculative_tokens
-        skip_the_call_for_drafts()
+        skip_draft_call()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule a step, reserving room for blocks; drafts may be longer than a block."""

@@ -22,7 +22,7 @@ from vllm_dflash.engine.v1.v1_fixes.short_draft_states import fix_short_draft_st
 from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import fix_thinking_budgets
 from vllm_dflash.engine.v1.v1_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.v1.v1_profile import profile_v1
-from vllm_dflash.engine.v1.v1_scheduler import DRAFTS, drafts_come_with_the_output
+from vllm_dflash.engine.v1.v1_scheduler import DRAFTS, sends_drafts_with_output
 from vllm_dflash.engine.worker import Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
 
@@ -70,7 +70,7 @@ class V1CPUWorker(DraftingCPUWorker):
         self._figures = Increases(statistics, INTERVAL, METRICS)
         if self.drafter.mode.is_planned:
             windows = self.drafter.host.windows
-            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows=windows)
+            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows)
             self._ticking += (log.tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
@@ -96,7 +96,7 @@ class V1CPUWorker(DraftingCPUWorker):
         """Attach drafts to the output, and figures if they are due."""
         step = self.drafter.step
         has_drafts = step is not None and step.lengths.any()
-        if has_drafts and drafts_come_with_the_output(self.vllm_config):
+        if has_drafts and sends_drafts_with_output(self.vllm_config):
             DRAFTS.attach(output, self.take_draft_token_ids())
         self.drafter.end_step()
         if self._figures is not None and (figures := self._figures.tick()):

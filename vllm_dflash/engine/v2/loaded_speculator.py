@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.mode import Mode
-from vllm_dflash.engine.attention_groups import set_windows_apart, split_by_kind
+from vllm_dflash.engine.attention_groups import split_by_kind, split_by_window
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v2.trimming import why_untrimmed
 from vllm_dflash.engine.v2.windowed_context import WindowedContext
@@ -178,7 +178,7 @@ class LoadedSpeculator(DFlashSpeculator):
         )
         attentions = self.model.context.attentions
         for groups in target_attn_groups or ():
-            set_windows_apart(groups, attentions, self.engine_config, self.device)
+            split_by_window(groups, attentions, self.engine_config, self.device)
         for groups in self.attn_groups:
             wholes, groups[:] = list(groups), []
             for whole in wholes:

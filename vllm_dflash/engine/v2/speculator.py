@@ -159,8 +159,8 @@ class PlannedSpeculator(LoadedSpeculator):
             if self.trees is not None:
                 self.trees.settle(input_batch, features=inputs[3])
             self.step.before_block(self.batch, self._fresh_slots())
-        is_timed = self.timer is not None and runs_block and not dummy_run
-        with self.timer.timing() if self.timer and is_timed else nullcontext():
+        timer = self.timer if runs_block and not dummy_run else None
+        with timer.timing() if timer else nullcontext():
             super().propose(  # stores the context, and drafts the block
                 input_batch,
                 *inputs,

@@ -24,8 +24,6 @@ from vllm_dflash.model.adapters import Unadapted
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
-FREE = Curve.of(np.array([1, 2]), np.zeros(2))
-
 
 @torch.inference_mode()
 def profile_v2(runner: GPUModelRunner) -> StepCosts:
@@ -54,9 +52,8 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     attention = measure_attention(verify, whole, rows, longest, num_requests)
     of_target = attention.plain + attention.draft * (rows / num_requests() - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
-    return StepCosts.of(
-        target, Curve.of(both.counts * block_rows, seconds), FREE, max_requests, attention
-    )
+    drafting, free = Curve.of(both.counts * block_rows, seconds), Curve.of(both.counts, 0 * seconds)
+    return StepCosts.of(target, drafting, free, max_requests, attention)
 
 
 def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:

@@ -43,7 +43,7 @@ from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Outcomes, StepRecord
+from vllm_dflash.planning.step import Learned, Outcomes, StepRecord
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -68,8 +68,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self.max_num_active_reqs = min(most, mode.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(mode.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
-        most = self.vllm_config.scheduler_config.max_num_seqs
-        self.planner = AheadPlanner(width, most, fair=mode.is_fair)
+        self.planner = AheadPlanner(width, schedule.max_num_seqs, fair=mode.is_fair)
         """Started by the workers' facts, unless draft lengths are fixed."""
         self._is_fixed = not mode.is_planned
         if not self._is_fixed:
@@ -79,8 +78,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         """Maximum length of a request that can use drafts, in tokens."""
         self._windows = WindowsAhead(self._longest, self.planner) if mode.chooses_window else None
         chooser = None if self._windows is None else self._windows.chooser
-        interval = envs.VLLM_LOG_STATS_INTERVAL
-        self._log = PeriodicLog(self.statistics, interval, windows=chooser)
+        self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
         self._clock, self._cadence = StepClock(), Cadence()
         self._is_anew = True
         """Whether the last step has a new plan; if so, we learn from the next output."""
@@ -220,7 +218,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             for name, context in zip(names, context_lens, strict=True)
         )
 
-    def _news(self) -> Any:
+    def _news(self) -> Learned | None:
         """What the planner learned, if a message to the workers is due."""
         self._news_in -= 1
         if self._news_in > 0:

@@ -26,7 +26,7 @@ SEEDS = {"v1": range(-(2**63), 2**64), "v2": range(-(2**63), 2**63)}
 """Seeds that PyTorch's generator accepts (V1), and that fit a signed 64-bit integer (V2)."""
 
 
-def refuse_what_ends_engines() -> None:
+def refuse_fatal_requests() -> None:
     """Check each request for our engines in the front end (hook 20)."""
     process_inputs = InputProcessor.process_inputs
     if hasattr(process_inputs, "wrapped_by_vllm_dflash"):

@@ -39,7 +39,7 @@ from vllm_dflash.engine.v2.trees.tree_move import (
     why_not_moved,
 )
 from vllm_dflash.engine.v2.trees.tree_requests import may_branch, why_chains
-from vllm_dflash.engine.v2.trees.tree_rows import line_up, place_nodes
+from vllm_dflash.engine.v2.trees.tree_rows import place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier
 
@@ -129,7 +129,7 @@ class DraftTrees:
         self._mover.move(self._paths, batch)
         for rows in features or ():
             move_rows(rows, self._paths, batch.query_start_loc)
-        line_up(self.slots, batch)
+        place_nodes(self.slots, batch, None)
 
     def find_candidates(
         self,

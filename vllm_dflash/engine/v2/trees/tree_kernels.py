@@ -23,7 +23,6 @@ from vllm_dflash.config.speculative_settings import MOST_NODES
 
 MOST_ROWS = 1 + MOST_NODES
 """Maximum rows of a request: the bits of one word say which nodes a node sees."""
-PROGRAMS_PER_PROCESSOR = 2
 FEW_REQUESTS = 64
 
 
@@ -232,11 +231,10 @@ def _padded(head_size: int) -> int:
 
 
 def _num_programs(device: torch.device) -> int:
-    """Number of programs that run at a time; in the interpreter, one after the other."""
-    if device.type != "cuda":
+    """Number of programs that run at a time: two on each processor of a GPU."""
+    if device.type != "cuda":  # the interpreter, which runs them one after the other
         return 2
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return PROGRAMS_PER_PROCESSOR * processors
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True)
@@ -276,7 +274,6 @@ class Launch:
         num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
         rows, keys, stages = tile_of(head_size, query.element_size())
         rows = min(rows, max(16, next_power_of_2((1 + nodes) * group)))
-        num_programs = _num_programs(query.device)
         # One kernel for the small batches that gain from trees, and one for all others.
         requests = FEW_REQUESTS if len(batch.seq_lens) <= FEW_REQUESTS else len(trees.slots)
         tensors = batch.block_table, batch.query_start_loc, batch.seq_lens
@@ -287,7 +284,7 @@ class Launch:
             num_rows,
             most_rows if num_rows < len(query) else 0,
             triton.cdiv(num_rows * group, rows) * kv_heads,
-            num_programs,
+            _num_programs(query.device),
             {
                 "KV_HEADS": kv_heads,
                 "GROUP": group,

@@ -109,7 +109,7 @@ class PlacesOfTrees:
             ends: maximum length of each request, in tokens, [R].
             most_rows: maximum rows of a step; vLLM leaves out requests that do not fit.
         """
-        may = np.array([self._asks_for_one(name, requests) for name in names])
+        may = np.array([self._can_branch(name, requests) for name in names])
         room = min(self.num_nodes, most_rows // len(names) - 1)
         limits = draft_limits(context_lens, ends, room, may)
         whole = np.where((chains > 0) & may, np.maximum(limits, chains), chains)
@@ -117,7 +117,7 @@ class PlacesOfTrees:
             [*(np.where(may, np.minimum(whole, cut), whole) for cut in self._cuts), whole]
         )
 
-    def _asks_for_one(self, name: str, requests: Mapping[str, Request]) -> bool:
+    def _can_branch(self, name: str, requests: Mapping[str, Request]) -> bool:
         found = self._may_branch.get(name)
         if found is None:
             if len(self._may_branch) > 2 * len(requests):

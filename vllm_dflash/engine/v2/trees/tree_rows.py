@@ -45,17 +45,15 @@ def _place(  # type: ignore[no-untyped-def]
     tl.store(positions + root + 1 + node, start + depth, mask=is_row)
 
 
-def place_nodes(
-    trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor | None, *, by_depth: bool = True
-) -> None:
+def place_nodes(trees: TreeSlots, batch: InputBatch, prefill_lens: torch.Tensor | None) -> None:
     """Write the nodes' positions into a batch: the bonus token's position plus their depths. Their
     K/V slots stay those of consecutive tokens.
 
     Args:
         trees: trees by slot; cleared for requests that turn out to have placeholders.
         batch: vLLM's batch. Only its device tensors are read: the host may not know the trimming.
-        prefill_lens: prefill length of each slot, [S]; read only if `by_depth`.
-        by_depth: False: write consecutive positions.
+        prefill_lens: prefill length of each slot, [S]; None: write consecutive positions, once
+            accepted nodes have been moved to the first rows.
     """
     num_nodes = trees.num_nodes
     _place[(batch.num_reqs,)](
@@ -65,13 +63,8 @@ def place_nodes(
         batch.positions,
         trees.sizes,
         prefill_lens,
-        trees.depths if by_depth else None,
+        None if prefill_lens is None else trees.depths,
         N=num_nodes,
         PADDED_N=next_power_of_2(num_nodes),
         num_warps=1,
     )
-
-
-def line_up(trees: TreeSlots, batch: InputBatch) -> None:
-    """Write consecutive positions, once accepted nodes have been moved to the first rows."""
-    place_nodes(trees, batch, None, by_depth=False)
