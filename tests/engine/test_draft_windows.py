@@ -43,4 +43,5 @@ def test_both_ways_are_tried_measured_and_reported(
     assert min(first["block_ms"]) > 0.0
     assert min(first["accepted"]) > 0.3
     if own is DFLASH:
+        assert stats["step_seconds"] > stats["planning_seconds"] > 0.0
         assert any("DFlash windows: 64 to 127 tokens: " in line for line in lines)

@@ -176,7 +176,8 @@ class DraftingWorker(Worker):
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.
 
-        Each rank returns its own. Read rank 0's: it decides for all ranks, from its own times.
+        Each rank returns its own. Read rank 0's: on V1 it decides for all ranks, from its own
+        times. On V2 the scheduler decides; its times and probes arrive every 32 steps.
         """
         kind, mode = type(self.drafter), Mode.of(self.vllm_config)
         windows = self.drafter.window_report()

@@ -287,8 +287,13 @@ def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
     for number in range(100):
         scheduled, _ = step({"a": 0}, {"a": 1})
         scheduler._update_after_schedule(scheduled)
+        scheduler.statistics.probes = number
         if (learned := directions_of(scheduled).learned) is not None:
             told.append(number)
+            counted = directions_of(scheduled).counted
+            assert counted is not None
+            assert counted["probes"] == max(number - 1, 0)
+            assert counted["costs"] is not scheduler.statistics.costs
             assert learned.costs is not scheduler.planner.costs.records
             assert learned.block_rates.shape == learned.text_rates.shape == (7, 11)
     assert told == [3, 11, 27, 59, 91]

@@ -89,6 +89,17 @@ def test_what_was_learned_is_taken_over() -> None:
     assert told == [directions]
 
 
+def test_what_the_scheduler_has_counted_is_shown_by_the_worker() -> None:
+    speculator, counting = bare(), DraftStatistics(K)
+    counting.probes, counting.planning_seconds, counting.step_seconds = 3, 0.5, 2.0
+    counting.costs[0] = 2, 4.0, 6.0
+    speculator.statistics.steps = 7
+    speculator.begin_step(scheduled(Directions(True, counted=counting.of_planning())))
+    shown = speculator.statistics.to_dict()
+    assert (shown["steps"], shown["probes"], shown["planning_share"]) == (7, 3, 0.25)
+    assert shown["costs_ms"]["step"] == {"estimated": 2000.0, "measured": 3000.0}
+
+
 @pytest.mark.parametrize(
     ("largest", "block_rows", "most_requests", "requests"),
     [

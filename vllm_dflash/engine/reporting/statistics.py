@@ -136,6 +136,14 @@ class DraftStatistics:
         self.expected_tokens += float(plain) * step.plan.speedup
         self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
 
+    def of_planning(self) -> dict[str, Any]:
+        """Return what only the planner's process counts, to `take_over` in another one."""
+        return {**{name: getattr(self, name) for name in OF_PLANNING}, "costs": self.costs.copy()}
+
+    def take_over(self, counted: dict[str, Any]) -> None:
+        """Replace these counters with those of another process."""
+        vars(self).update(counted)
+
     def counts(self) -> dict[str, float]:
         """All counters, by name."""
         return {name: getattr(self, name) for name in COUNTERS}
@@ -161,6 +169,11 @@ class DraftStatistics:
 
 COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
 """Description of each counter, by name."""
+OF_PLANNING = (
+    *("probes", "step_seconds", "planning_seconds"),
+    *("produced_tokens", "expected_tokens", "plain_tokens"),
+)
+"""Names of the counters that `DraftStatistics.of_planning` returns."""
 METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
 """Names of the counters that are shown at `/metrics`."""
 

@@ -45,6 +45,8 @@ class Directions:
     """What the block attends to."""
     window_report: list[dict[str, Any]] | None = None
     """What windows were chosen by, for `dflash_stats`; None: no news."""
+    counted: dict[str, Any] | None = None
+    """What the scheduler has counted (`DraftStatistics.of_planning`), for `dflash_stats`."""
 
 
 @dataclass(frozen=True)

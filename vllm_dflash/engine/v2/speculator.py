@@ -115,6 +115,8 @@ class PlannedSpeculator(LoadedSpeculator):
         self.newly_admitted = newly_admitted(scheduler_output)
         self.directions = directions_of(scheduler_output)
         self._window_report = self.directions.window_report or self._window_report
+        if self.directions.counted is not None:
+            self.statistics.take_over(self.directions.counted)
         if self.windowed is not None and self.directions.runs_block:
             self.windowed.attend_to(self.directions.window)
         if self.trees is not None:

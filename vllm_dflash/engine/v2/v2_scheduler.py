@@ -43,7 +43,7 @@ from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Learned, Outcomes, StepRecord
+from vllm_dflash.planning.step import Outcomes, StepRecord
 from vllm_dflash.planning.tree_gain import TreeGain
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -126,7 +126,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
             self._is_anew = self._cadence.is_due(len(names))
             scheduler_output.num_spec_tokens_to_schedule = 0
-            return Directions(runs_block=False, could_draft=False, learned=self._news())
+            return Directions(runs_block=False, could_draft=False, **self._news())
         self._is_anew = self._cadence.is_due(len(names)) or not self._planned_for
         self._is_anew |= self._trees.num_nodes > 0
         if not self._is_anew:
@@ -153,11 +153,12 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         scheduler_output.num_spec_tokens_to_schedule = length
         if (lengths < length).any():
             self._places = dict(zip(names, lengths.tolist(), strict=True))
-        return Directions(ahead.runs_block, ahead.min_verified, could_draft, learned=self._news())
+        return Directions(ahead.runs_block, ahead.min_verified, could_draft, **self._news())
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> PlanAhead:
         ahead = self.planner.plan(names, context, limits, self._cadence.steps_since_plan())
         if ahead.is_probe:
+            self.statistics.probes += ahead.runs_block
             self._cadence.watch()
             return ahead
         self._repeats_block, self._planned_for = ahead.runs_block, {}
@@ -186,7 +187,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if could_draft and min(lengths) < length:
             self._places = dict(zip(scheduler_output.num_scheduled_tokens, lengths, strict=True))
         runs_block = could_draft and self._repeats_block
-        return Directions(runs_block, 0, could_draft, is_anew=False, learned=self._news())
+        return Directions(runs_block, 0, could_draft, is_anew=False, **self._news())
 
     def _best_places(self, ahead: PlanAhead, of_trees: Ints, context: Ints) -> Ints:
         """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
@@ -218,14 +219,14 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             for name, context in zip(names, context_lens, strict=True)
         )
 
-    def _news(self) -> Learned | None:
-        """What the planner learned, if a message to the workers is due."""
+    def _news(self) -> dict[str, Any]:
+        """What the planner learned and the scheduler counted, if a message to workers is due."""
         self._news_in -= 1
         if self._news_in > 0:
-            return None
+            return {}
         self._news_every = min(2 * self._news_every, MOST_NEWS)
         self._news_in = self._news_every
-        return self.planner.learned()
+        return {"learned": self.planner.learned(), "counted": self.statistics.of_planning()}
 
     def _has_block(self, scheduler_output: SchedulerOutput) -> bool:
         return (
