@@ -19,6 +19,7 @@ from support.pairs import Pair
 from vllm_dflash import plugin, seams
 from vllm_dflash.cluster import ray_executor, ray_worker
 from vllm_dflash.cluster.nodes import NodeError
+from vllm_dflash.cluster.placement import BINDING
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
 from vllm_dflash.cluster.ray_worker import (
     SECONDS_OF_A_NAP,
@@ -27,7 +28,6 @@ from vllm_dflash.cluster.ray_worker import (
     nap_while_waiting,
 )
 from vllm_dflash.config import mode
-from vllm_dflash.config.thread_binding import VARIABLE
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -273,9 +273,9 @@ def test_a_nodes_own_cores_come_before_the_engines(
     monkeypatch: pytest.MonkeyPatch, node: str | None, engine: str | None, expected: str
 ) -> None:
     bound: list[Any] = []
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BINDING, raising=False)
     if node is not None:
-        monkeypatch.setenv(VARIABLE, node)
+        monkeypatch.setenv(BINDING, node)
     context = SimpleNamespace(get_node_id=lambda: "aa")
     monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setattr(ray_worker, "take_full_priority", lambda: None)
@@ -285,6 +285,6 @@ def test_a_nodes_own_cores_come_before_the_engines(
     worker: Any = CPURayWorkerProc.__new__(CPURayWorkerProc)
     worker.rpc_broadcast_mq = None
     worker.initialize_worker(
-        1, {}, "tcp://10.0.0.1:80", {VARIABLE: engine} if engine else {}, [0, 1]
+        1, {}, "tcp://10.0.0.1:80", {BINDING: engine} if engine else {}, [0, 1]
     )
     assert bound == [(expected, 1, 2)]
