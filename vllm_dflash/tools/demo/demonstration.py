@@ -26,6 +26,7 @@ ANSWER = "\n\n"
 PROMPT_SHOWN = 160
 """Characters of a prompt's end to show, and to use if the text is only continued."""
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
+"""Names for newcomers, by kind of side."""
 STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
 
 
@@ -72,7 +73,7 @@ def demonstrate(
     tokens: int,
     progress: Progress,
     show: Callable[[str, Iterator[list[str]]], None],
-    questions: list[str] | None = None,
+    questions: list[str] | None,
 ) -> Demonstration:
     """Generate texts of up to `tokens` tokens on every side, one engine after the other.
 
@@ -165,8 +166,9 @@ def _speeds(found: Demonstration) -> Table:
             written = level[side.name]
             rate, length = written.tokens_per_second, written.acceptance_length
             same = f"{found.identical(count, side)} of {len(written.texts)}"
+            name = NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
             table.add_row(
-                Text(f"  {_name(side)}"),
+                Text(f"  {name}"),
                 Text("█" * max(1, round(BAR * rate / fastest))),
                 f"{rate:.1f}",
                 "" if side.name == PLAIN else f"{rate / plain:.2f}x",
@@ -175,11 +177,6 @@ def _speeds(found: Demonstration) -> Table:
                 style=STYLES[side.kind],
             )
     return table
-
-
-def _name(side: Side) -> str:
-    """Return a side's name for newcomers."""
-    return NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
 
 
 def _notes(found: Demonstration) -> Iterator[str]:
