@@ -116,15 +116,20 @@ def why_left(
     """
     if not config:  # `SpeculativeSettings` refuses a missing drafter
         return []
-    return [
-        *_of_drafter(requested, config),
-        *_of_platform(target_parallel_config),
-        *_of_engine(requested, target, target_parallel_config),
-        *_of_watermark(requested, has_watermark=has_watermark),
+    reasons = [
+        *_drafter_reasons(requested, config),
+        *_platform_reasons(target_parallel_config),
+        *_engine_reasons(requested, target, target_parallel_config),
     ]
+    if has_watermark and requested.get("draft_sample_method") == "probabilistic":
+        reasons.append(
+            "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
+            " (leave --watermark-config out)"
+        )
+    return reasons
 
 
-def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+def _drafter_reasons(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     model, architecture = requested["model"], architecture_of_vllm(config)
     if architecture is not None:
         hint = ""
@@ -132,16 +137,14 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
             hint = ' (for its whole method, DSpark, write "method": "dspark")'
         yield f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs{hint}"
         return
-    if ARCHITECTURE_LILICORR in (config.get("architectures") or ()) and (
-        why := why_unfit(LILICORR)
-    ):
+    written = config.get("architectures") or ()
+    if ARCHITECTURE_LILICORR in written and (why := why_unfit(LILICORR)):
         yield why
     if in_config(config, "use_aux_hidden_state") is False:
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
             " states instead of taps (use a drafter with taps)"
         )
-    written = config.get("architectures") or ()
     is_walked = ARCHITECTURE_2 in written or ARCHITECTURE_LILICORR in written
     is_walked |= config.get("speculators_model_type") == "dflash2"
     is_sampled = requested.get("draft_sample_method") == "probabilistic"
@@ -153,7 +156,7 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
         )
 
 
-def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
+def _platform_reasons(parallel: ParallelConfig) -> Iterator[str]:
     from vllm import envs
     from vllm.platforms import current_platform
 
@@ -172,7 +175,7 @@ def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 
 
-def _of_engine(
+def _engine_reasons(
     requested: Mapping[str, Any], target: ModelConfig, parallel: ParallelConfig
 ) -> Iterator[str]:
     if parallel.pipeline_parallel_size > 1:
@@ -202,18 +205,10 @@ def _of_engine(
             "rejection_sample_method is 'fly', which accepts drafts that the target would not have"
             " written (leave rejection_sample_method out)"
         )
-    yield from of_target(target)
+    yield from target_reasons(target)
 
 
-def _of_watermark(requested: Mapping[str, Any], *, has_watermark: bool) -> Iterator[str]:
-    if has_watermark and requested.get("draft_sample_method") == "probabilistic":
-        yield (
-            "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
-            " (leave --watermark-config out)"
-        )
-
-
-def of_target(target: ModelConfig) -> Iterator[str]:
+def target_reasons(target: ModelConfig) -> Iterator[str]:
     """Reasons why vLLM's own DFlash runs engines with this target on this platform."""
     from vllm.platforms import current_platform
 
