@@ -44,7 +44,7 @@ def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
         raise DrafterError(" ".join(reasons))
 
 
-def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
+def adapt_to_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
     """The drafter with the target's padded vocabulary, and remarks on doubtful settings.
 
     If the vocabulary sizes differ only by padding, it takes the target's: a drafter that uses its

@@ -25,8 +25,8 @@ from vllm_dflash.checkpoint.refusal import (
     folder_fault,
     looks_local,
     nearest,
+    one_line,
     shown,
-    without_frame,
 )
 from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_rope
 from vllm_dflash.checkpoint.spec import (
@@ -83,7 +83,7 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
         if not looks_local(model):
             what = f"{what}: no such folder, and in the repository of that name"
             remedy = " Check its name and the network, or pass a folder it was downloaded to."
-        why = without_frame(error).removesuffix(".") or type(error).__name__
+        why = one_line(error).removesuffix(".") or type(error).__name__
         # `from None`: tracebacks of the libraries below would bury this message.
         raise DrafterError(f"{what}: config.json cannot be read: {why}.{remedy}") from None
     if not isinstance(config, dict):
@@ -91,7 +91,7 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-def in_config(config: Mapping[str, Any], name: str) -> Any:
+def config_field(config: Mapping[str, Any], name: str) -> Any:
     """A field of `config.json`, in its `dflash_config` or at top level; None if it has neither."""
     nested = config.get("dflash_config")
     inside = nested.get(name) if isinstance(nested, Mapping) else None
@@ -116,7 +116,7 @@ def parse_overridden(
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
     length = "max_position_embeddings"
-    if length in overrides and in_config(config, length) not in (None, overrides[length]):
+    if length in overrides and config_field(config, length) not in (None, overrides[length]):
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {length} does not change how long requests are"
             ' drafted. Set "max_model_len" in the speculative config.'

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.read import in_config, load_config
+from vllm_dflash.checkpoint.read import config_field, load_config
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
@@ -140,7 +140,7 @@ def _drafter_reasons(requested: Mapping[str, Any], config: Mapping[str, Any]) ->
     written = config.get("architectures") or ()
     if ARCHITECTURE_LILICORR in written and (why := why_unfit(LILICORR)):
         yield why
-    if in_config(config, "use_aux_hidden_state") is False:
+    if config_field(config, "use_aux_hidden_state") is False:
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
             " states instead of taps (use a drafter with taps)"
@@ -242,7 +242,7 @@ def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: l
     own = [key for key in OWN_KEYS if key in written]
     for key in own:
         del written[key]
-    block_size = in_config(config, "block_size")
+    block_size = config_field(config, "block_size")
     asked = getattr(engine_args, "spec_tokens", None)
     if asked is None and isinstance(block_size, int) and block_size > 1:
         written.setdefault("num_speculative_tokens", block_size - 1)

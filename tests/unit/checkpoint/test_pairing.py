@@ -10,7 +10,7 @@ import pytest
 from support.pairs import as_speculators, dflash2_config, drafter_config
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
-    beside_target,
+    adapt_to_target,
     check_pair,
     pair_faults,
     target_faults,
@@ -118,7 +118,7 @@ def test_vocabularies_of_two_sizes(
 )
 def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)
-    spec = beside_target(drafter, target)
+    spec = adapt_to_target(drafter, target)
     assert pair_faults(spec, target) == []
     assert (spec.vocab_size, spec.draft_vocab_size) == (vocab_size, vocab_size)
     (remark,) = spec.remarks
@@ -136,7 +136,7 @@ def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
 )
 def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)
-    assert beside_target(drafter, target) is drafter
+    assert adapt_to_target(drafter, target) is drafter
     (fault,) = pair_faults(drafter, target)
     assert fault == f"vocab_size is 320 in the drafter and {vocab_size} in the target"
 
@@ -157,7 +157,7 @@ def test_an_assumed_rotary_base_is_said_beside_the_targets(
 ) -> None:
     without = {name: value for name, value in drafter_config().items() if "rope" not in name}
     target = replace(TARGET, rope_theta=theirs)
-    found = beside_target(parse_config("it", without | config), target).remarks
+    found = adapt_to_target(parse_config("it", without | config), target).remarks
     assert len(found) == remarks
     if found:
         assert "config.json states no rope_theta: 1,000,000 is assumed" in found[0]

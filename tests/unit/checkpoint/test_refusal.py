@@ -15,10 +15,10 @@ from vllm_dflash.checkpoint.refusal import (
     folder_fault,
     looks_local,
     nearest,
+    one_line,
     positive,
     shown,
     whole,
-    without_frame,
 )
 
 
@@ -128,7 +128,7 @@ def test_a_long_value_is_shown_in_part() -> None:
     ],
 )
 def test_pydantics_frame_is_taken_off(message: str, bare: str) -> None:
-    assert without_frame(ValueError(message)) == bare
+    assert one_line(ValueError(message)) == bare
 
 
 def test_what_is_wrong_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
