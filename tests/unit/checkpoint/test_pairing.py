@@ -28,13 +28,7 @@ def all_faults(target: PairingTarget) -> list[str]:
     return target_faults(target) + pair_faults(DRAFTER, target)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        TARGET,
-        replace(TARGET, on_cpu=True),
-    ],
-)
+@pytest.mark.parametrize("target", [TARGET, replace(TARGET, on_cpu=True)])
 def test_what_fits(target: PairingTarget) -> None:
     assert all_faults(target) == []
     check_pair(DRAFTER, target)
