@@ -56,7 +56,7 @@ def test_keys_of_known_drafters_are_not_remarked_on() -> None:
     assert parse_config("it", drafter_config(dflash_config=nested)).remarks == ()
 
 
-def test_a_drafter_without_taps_is_told_so_first() -> None:
+def test_use_aux_hidden_state_is_refused_before_missing_taps() -> None:
     nested = {"target_layer_ids": None, "use_aux_hidden_state": False}
     with pytest.raises(DrafterError, match=r"^drafter 'it': use_aux_hidden_state is false, so"):
         parse_config("it", drafter_config(dflash_config=nested))

@@ -46,7 +46,7 @@ def write_index(pair: Pair, weight_map: Any) -> None:
     (pair.drafter / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def test_files_beside_an_index_count_for_nobody(pair: Pair) -> None:
+def test_files_beside_an_index_are_ignored(pair: Pair) -> None:
     pair.start()
     found = inspect(pair.drafter, pair.target)
     assert found.exit_code == 0

@@ -91,7 +91,7 @@ def test_fields_and_faults(written: dict[str, Any], expected: dict[str, Any] | s
     assert read(written) == expected
 
 
-def test_where_and_how_a_value_was_said() -> None:
+def test_inside_and_said() -> None:
     assert read({"size": 1}, inside="rope") == (
         "size of rope must be an integer from 2 to 9, config.json says 1"
     )
@@ -127,7 +127,7 @@ def test_a_long_value_is_shown_in_part() -> None:
         ("bad [type=a] [type=b]", "bad"),
     ],
 )
-def test_pydantics_frame_is_taken_off(message: str, bare: str) -> None:
+def test_one_line_leaves_out_pydantics_header(message: str, bare: str) -> None:
     assert one_line(ValueError(message)) == bare
 
 

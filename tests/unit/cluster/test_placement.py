@@ -92,7 +92,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-def test_held_cpus_are_waited_for_and_then_what_is_free_is_taken(
+def test_free_cpus_are_taken_if_others_stay_held(
     monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:
     free = {"aa": {"CPU": 2.0}, "bb": {"CPU": 8.0}}
@@ -137,7 +137,7 @@ def test_a_binding_with_too_few_parts_is_refused() -> None:
         share_of_cores(CORES, "0-3", 1, 2)
 
 
-def test_a_core_is_known_by_its_node_as_well() -> None:
+def test_cores_are_numbered_per_socket() -> None:
     """Each socket numbers its cores from 0; a share does not span two sockets unless it must."""
     cores = [
         LogicalCPUInfo(0, 0, 1),

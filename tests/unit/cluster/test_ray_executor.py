@@ -175,7 +175,7 @@ def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
         pair.start(tensor_parallel_size=2, distributed_executor_backend="ray")
 
 
-def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_executor_refuses_gpus_and_bundle_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = object.__new__(CPURayExecutor)
     monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", "0,1")
     with pytest.raises(ValueError, match="Unset VLLM_RAY_BUNDLE_INDICES"):
@@ -269,7 +269,7 @@ def test_cpus_that_an_engine_has_reserved_are_given_back(
     ("node", "engine", "expected"),
     [("0-3", "4-7", "0-3"), (None, "4-7", "4-7"), ("0-3", None, "0-3"), (None, None, "auto")],
 )
-def test_a_nodes_own_cores_come_before_the_engines(
+def test_a_nodes_own_binding_overrides_the_engines(
     monkeypatch: pytest.MonkeyPatch, node: str | None, engine: str | None, expected: str
 ) -> None:
     bound: list[Any] = []

@@ -147,7 +147,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("flags", [{}, {"spec_method": "dflash"}, {"spec_tokens": 3}])
-def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -> None:
+def test_our_options_are_removed_for_vllm(pair: Pair, flags: dict[str, Any]) -> None:
     """The number of drafts is filled in, which vLLM requires and we do not."""
     args = engine_args(
         pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})

@@ -78,7 +78,7 @@ def test_refused_in_one_line(
     assert not asked
 
 
-def test_outside_a_clone_the_pair_is_the_packages(
+def test_outside_a_clone_the_installed_pair_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[dict[str, Any]]
 ) -> None:
     widened: list[Path] = []

@@ -221,7 +221,7 @@ def test_interrupting_a_wait_leaves_no_process(
 
 
 @pytest.mark.usefixtures("_interruptible")
-def test_one_that_still_starts_is_interrupted_when_nobody_waits_for_it_any_more(
+def test_dismissing_a_process_interrupts_its_start(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "SECONDS_TO_STOP", 0.1)
