@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "vllm_dflash.tools.engine_answers:EngineAnswers.start"
-SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child whose answer is no longer wanted, or whose parent is gone."""
 LAST_LINES = 15
@@ -98,7 +97,7 @@ class EngineProcess:
         self._log = log
         self._busy = True
         """Whether the engine is starting or answering."""
-        self._patience = SECONDS_TO_LEAVE
+        self._patience = 2 * SECONDS_TO_CLOSE
         variables = {**os.environ, **environment}
         with log.open("w") as file:
             self._process = subprocess.Popen(
