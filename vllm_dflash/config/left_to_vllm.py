@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
-DELTA_NETS = ("Qwen3Next", "Qwen3_5")
-"""Prefixes of the hybrid architectures with gated delta nets that vLLM runs on CPUs."""
-OF_SPECULATORS = {"dspark": "Qwen3DSparkModel"}
-"""Speculators model types that vLLM runs with this method, and their architectures."""
-
 
 def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     """The drafter's architecture, if only vLLM's own code runs it; None if we do, or nobody does.
@@ -45,7 +40,7 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
 
     kind = config.get("speculators_model_type")
     if kind is not None:
-        return OF_SPECULATORS.get(kind) if isinstance(kind, str) else None
+        return "Qwen3DSparkModel" if kind == "dspark" else None
     written = config.get("architectures")
     if not isinstance(written, list) or not all(isinstance(name, str) for name in written):
         return None
@@ -228,7 +223,7 @@ def target_reasons(target: ModelConfig) -> Iterator[str]:
 
 def is_other_hybrid(target: ModelConfig) -> bool:
     """Whether this is a hybrid without gated delta nets, usually with Mamba layers."""
-    return target.is_hybrid and not target.architecture.startswith(DELTA_NETS)
+    return target.is_hybrid and not target.architecture.startswith(("Qwen3Next", "Qwen3_5"))
 
 
 def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:
