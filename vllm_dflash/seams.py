@@ -320,8 +320,5 @@ vllm.benchmarks.datasets.datasets:
 """)
 """Read by `vllm-dflash bench --dataset-name`."""
 
-SEAMS = (
-    *(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU),
-    DATASETS,
-)
+SEAMS = (*(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU), DATASETS)
 """Every seam: all that this package needs of a vLLM release."""

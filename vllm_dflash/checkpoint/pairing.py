@@ -103,10 +103,7 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
     if target.on_cpu:
         faults += [
             f"{name} is {size}: vLLM's CPU kernels need a multiple of {CPU_VECTOR}"
-            for name, size in (
-                ("hidden_size", drafter.hidden_size),
-                ("head_dim", drafter.head_dim),
-            )
+            for name, size in (("hidden_size", drafter.hidden_size), ("head_dim", drafter.head_dim))
             if size % CPU_VECTOR
         ]
     return faults

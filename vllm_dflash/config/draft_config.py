@@ -106,10 +106,7 @@ def drafted_length(draft: ModelConfig) -> int:
 
 
 def config_fault(
-    drafter: DrafterSpec,
-    config: dict[str, Any],
-    engine_args: EngineArgs,
-    read: Read,
+    drafter: DrafterSpec, config: dict[str, Any], engine_args: EngineArgs, read: Read
 ) -> DrafterError | None:
     """Error to raise instead of vLLM's, if the drafter's config has caused it.
 

@@ -6,19 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, read_folder
-from vllm_dflash.checkpoint.pairing import (
-    PairingTarget,
-    adapt_to_target,
-    check_pair,
-    drafter_ranks,
-)
+from vllm_dflash.checkpoint.pairing import PairingTarget, adapt_to_target, check_pair, drafter_ranks
 from vllm_dflash.checkpoint.read import check_not_swapped, config_field, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import (
-    MASK_EMBEDDING_FILE,
-    check_tensors,
-    parse_mask_embedding,
-)
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
 from vllm_dflash.config.engine_settings import longest_beside_lora, step_sizes
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here

@@ -143,10 +143,7 @@ def test_it_takes_one_rank(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ([], "required"),
-        ([*PAIR, "--tolerance", "nan"], "nan is not a non-negative number"),
-    ],
+    [([], "required"), ([*PAIR, "--tolerance", "nan"], "nan is not a non-negative number")],
 )
 def test_usage_errors(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str

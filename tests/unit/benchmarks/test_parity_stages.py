@@ -184,10 +184,7 @@ def test_a_spoilt_value_is_found(
     [(spoil_context, "context rows"), (spoil_bonus, "block rows"), (spoil_drafts, "drafts")],
 )
 def test_no_tolerance_excuses_a_wrong_row(
-    pair: Pair,
-    recording: Recording,
-    spoil: Callable[[Recording, DraftStep], None],
-    culprit: str,
+    pair: Pair, recording: Recording, spoil: Callable[[Recording, DraftStep], None], culprit: str
 ) -> None:
     """Even one wider than for bfloat16: rows are right or wrong, not rounded."""
     spoil(recording, recording.steps[1])

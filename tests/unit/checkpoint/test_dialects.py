@@ -28,8 +28,7 @@ def test_both_dialects_say_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "near"),
-    [("mask_token", "mask_token_id"), ("block_sizes", "block_size"), ("zzz", None)],
+    ("key", "near"), [("mask_token", "mask_token_id"), ("block_sizes", "block_size"), ("zzz", None)]
 )
 def test_an_unread_key_is_remarked_on(key: str, near: str | None) -> None:
     spec = parse_config("it", drafter_config(dflash_config={key: 3}))

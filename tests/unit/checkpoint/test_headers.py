@@ -15,11 +15,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from support.drafter_harness import DrafterHarness
 from support.inspected import inspect
 from support.pairs import Pair, make_pair
-from vllm_dflash.checkpoint.headers import (
-    INDEX,
-    HeadersError,
-    read_folder,
-)
+from vllm_dflash.checkpoint.headers import INDEX, HeadersError, read_folder
 from vllm_dflash.checkpoint.spec import DrafterError
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

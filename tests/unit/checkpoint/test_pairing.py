@@ -105,10 +105,7 @@ def test_vocabularies_of_two_sizes(
 
 @pytest.mark.parametrize(
     ("drafter", "vocab_size"),
-    [
-        (with_vocabulary(), 320 + 1024),
-        (with_vocabulary(vocab_size=320 + 1024), 320),
-    ],
+    [(with_vocabulary(), 320 + 1024), (with_vocabulary(vocab_size=320 + 1024), 320)],
 )
 def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)

@@ -106,10 +106,7 @@ def test_a_field_without_a_default_has_to_be_there() -> None:
     with pytest.raises(ValueError, match="size must") as refused:
         checked(Written, {})
     assert [fault.split()[0] for fault in str(refused.value).split("; ")] == ["size", "eps"]
-    assert checked(Written, {"size": 1, "eps": 2.5}).model_dump() == {
-        "size": 1,
-        "eps": 2.5,
-    }
+    assert checked(Written, {"size": 1, "eps": 2.5}).model_dump() == {"size": 1, "eps": 2.5}
 
 
 def test_a_long_value_is_shown_in_part() -> None:

@@ -16,10 +16,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mha": {"num_key_value_heads": 4},
     "mqa": {"num_key_value_heads": 1},
     "one-tap": {"dflash_config": {"target_layer_ids": [3]}},
-    "six-taps": {
-        "num_target_layers": 6,
-        "dflash_config": {"target_layer_ids": [0, 1, 2, 3, 4, 5]},
-    },
+    "six-taps": {"num_target_layers": 6, "dflash_config": {"target_layer_ids": [0, 1, 2, 3, 4, 5]}},
     "block-4": {"block_size": 4},
     "block-16": {"block_size": 16},
     "biases": {"attention_bias": True},
@@ -27,10 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "five-layers": {"num_hidden_layers": 5},
     "causal": {"is_causal": True},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20},
-    "mixed-windows": {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 20,
-    },
+    "mixed-windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20},
     "sliding-non-causal": {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 20,
@@ -77,10 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "partial_rotary_factor": 0.5,
     },
-    "half-of-each-head-rotated-in-pairs": {
-        "partial_rotary_factor": 0.5,
-        "is_neox_style": False,
-    },
+    "half-of-each-head-rotated-in-pairs": {"partial_rotary_factor": 0.5, "is_neox_style": False},
     "speculators-rope-of-sliding-layers": {
         "speculators": True,
         "layer_types": [SLIDING, FULL],

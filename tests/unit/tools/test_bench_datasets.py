@@ -16,12 +16,7 @@ import pandas
 from support import DEMO, ROOT
 from vllm_dflash.seams import DATASETS
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.bench_datasets import (
-    SETS,
-    SPEED_BENCH,
-    Asked,
-    read_dataset,
-)
+from vllm_dflash.tools.bench.bench_datasets import SETS, SPEED_BENCH, Asked, read_dataset
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN
 

@@ -39,8 +39,7 @@ def on_cpu_with(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("features", "dtype"),
-    [(AVX2, "float32"), (AVX512, None), ({"architecture": "aarch64"}, None)],
+    ("features", "dtype"), [(AVX2, "float32"), (AVX512, None), ({"architecture": "aarch64"}, None)]
 )
 def test_without_instructions_for_bfloat16_it_is_float32(
     on_cpu_with: Any, features: dict[str, Any], dtype: str | None

@@ -13,12 +13,7 @@ from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.demo import demonstration
-from vllm_dflash.tools.demo.demonstration import (
-    PROMPT_SHOWN,
-    Demonstration,
-    Written,
-    demonstrate,
-)
+from vllm_dflash.tools.demo.demonstration import PROMPT_SHOWN, Demonstration, Written, demonstrate
 from vllm_dflash.tools.demo_files import INSTALLED
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts

@@ -20,11 +20,7 @@ from support import importing_support
 from support.waiting import wait_until
 from vllm_dflash.tools import engine_process
 from vllm_dflash.tools.bench.sides import make_sides
-from vllm_dflash.tools.engine_process import (
-    EngineDied,
-    EngineProcess,
-    temporary_logs,
-)
+from vllm_dflash.tools.engine_process import EngineDied, EngineProcess, temporary_logs
 
 Start = Callable[..., EngineProcess]
 

@@ -66,11 +66,7 @@ def test_windows_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_quantised_caches(
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    cache: str,
-    drafters: str | None,
-    num_bytes: int,
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, cache: str, drafters: str | None, num_bytes: int
 ) -> None:
     """Two layers with 2 heads of 32 numbers each; on CPUs there are no scales."""
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: "token" not in cache)

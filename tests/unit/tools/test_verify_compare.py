@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.tools.engine_answers import Finished, Request
-from vllm_dflash.tools.verify.divergence import (
-    FIRST_PIECE,
-    Divergence,
-    Text,
-    Tokens,
-    compare_all,
-)
+from vllm_dflash.tools.verify.divergence import FIRST_PIECE, Divergence, Text, Tokens, compare_all
 
 STOP = 0
 VOCABULARY = 6

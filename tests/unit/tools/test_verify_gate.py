@@ -26,11 +26,7 @@ class Counting(EngineAnswers):
     def __init__(self, wrong: dict[int, int] | None = None, **facts: Any) -> None:
         self.wrong = wrong or {}
         """What it writes instead of a number."""
-        self.known: Any = {
-            "dtype": "bfloat16",
-            "max_model_len": 100,
-            "max_num_seqs": 4,
-        } | facts
+        self.known: Any = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4} | facts
         self.known.setdefault("drafter", None)
         self.submitted: list[tuple[int, int]] = []
         self.drafts = 0.0

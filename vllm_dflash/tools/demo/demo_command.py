@@ -76,12 +76,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
         show_speeds,
         show_text,
     )
-    from vllm_dflash.tools.prompts import (
-        QUESTIONS,
-        default_prompts,
-        held_out_beside,
-        read_prompts,
-    )
+    from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, held_out_beside, read_prompts
 
     demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)

@@ -14,13 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.tools.arguments import (
-    add_number,
-    add_prompts,
-    json_object,
-    not_negative,
-    positive,
-)
+from vllm_dflash.tools.arguments import add_number, add_prompts, json_object, not_negative, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.engine_answers import EngineAnswers
