@@ -7,21 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from vllm_dflash import __version__
-from vllm_dflash.seams import SUPPORTED_VLLM, Seams, UnsupportedVllmError
+from vllm_dflash.seams import SUPPORTED_VLLM, Seams, UnsupportedVllmError, parse_version
 from vllm_dflash.vllm_sources import MissingError, Sources, imported_by, parameters_of
 
 OLDEST = min(Version(one.version) for one in SUPPORTED_VLLM)
-
-
-def is_too_old(version: str) -> bool:
-    """Whether this vLLM is older than all supported ones; False if it is not a valid version."""
-    try:
-        return Version(version).release < OLDEST.release
-    except InvalidVersion:
-        return False
 
 
 def untested(version: str) -> str:
@@ -30,12 +22,9 @@ def untested(version: str) -> str:
     They run with releases in `SUPPORTED_VLLM`. A later release, a prerelease, a nightly or a build
     without a version may contain anything.
     """
-    try:
-        known = Version(version)
-        if not known.is_prerelease and known.public in SUPPORTED_VLLM:
-            return ""
-    except InvalidVersion:
-        pass
+    parsed = parse_version(version)
+    if not parsed.is_prerelease and parsed.public in SUPPORTED_VLLM:
+        return ""
     return (
         f"vllm-dflash {__version__} was never tested with vLLM {version}, only with"
         f" {SUPPORTED_VLLM}. Everything it relies on is there, so it runs."
@@ -52,7 +41,7 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
 
     version = vllm.__version__
     ours = f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}"
-    if is_too_old(version):
+    if parse_version(version).release < OLDEST.release:
         return f"{ours} (install a newer vLLM)"
     sources = Sources(Path(vllm.__file__).parents[1])
     try:

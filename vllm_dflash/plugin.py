@@ -18,7 +18,7 @@ Wrapped vLLM functions (18 and 20 wrap two more):
  2. `MultiprocExecutor.take_draft_token_ids` (`v1/v1_scheduler.py`). Drafts come with the
     step's output, so no separate call fetches them. Replaced by: drafts in `ModelRunnerOutput`.
 
-vLLM settings that we fill in (`_apply` here, `config/engine_settings.py`):
+vLLM settings that we fill in (`_select` here, `config/engine_settings.py`):
 
  3. `worker_cls`. Our worker installs our drafting code. On a node without this package, importing
     the class fails with an error that names it.
@@ -268,8 +268,10 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> Mode:
-    """Refuse impossible settings, resolve the rest, and apply the result to vLLM's settings."""
+    """Refuse impossible settings, resolve the rest, and place hooks 3 to 7, 9, 18 and 20."""
+    from vllm import envs
     from vllm.logger import init_logger
+    from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from vllm_dflash.config.engine_settings import make_room_for_prompts, refuse, remarks
     from vllm_dflash.config.pair import resolve
@@ -283,17 +285,6 @@ def _select(
     for remark in remarks(engine_args, target_model_config, mode):
         log.warning_once("%s", remark)
     make_room_for_prompts(engine_args, target_model_config, parallel, mode.num_speculative_tokens)
-    _apply(engine_args, parallel, mode, is_hybrid=target_model_config.is_hybrid)
-    return mode
-
-
-def _apply(
-    engine_args: EngineArgs, parallel: ParallelConfig, mode: Mode, *, is_hybrid: bool
-) -> None:
-    """Place hooks 3 to 7, 9, 18 and 20, all of them in the front end."""
-    from vllm import envs
-    from vllm.utils.import_utils import resolve_obj_by_qualname
-
     parallel.worker_cls = worker_here()
     engine_args.additional_config = {
         **engine_args.additional_config,
@@ -309,10 +300,11 @@ def _apply(
         # The class and not its path: vLLM takes a path for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     manager = engine_args.disable_hybrid_kv_cache_manager
-    if mode.runner == "v1" and manager is None and not is_hybrid:
+    if mode.runner == "v1" and manager is None and not target_model_config.is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
     resolve_obj_by_qualname(REFUSE_REQUESTS)()  # hook 20
+    return mode
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:

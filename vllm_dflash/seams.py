@@ -16,6 +16,14 @@ class UnsupportedVllmError(RuntimeError):
     """vllm-dflash was not built for this vLLM; the message names what differs."""
 
 
+def parse_version(version: str) -> Version:
+    """Parse a version; an invalid one counts as the newest."""
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return Version("9999")
+
+
 @dataclass(frozen=True)
 class Seam:
     """A function or attribute of vLLM that a hook of ours depends on."""
@@ -28,12 +36,8 @@ class Seam:
     """vLLM versions that have it: a specifier such as `>=0.33`. Empty: all that we support."""
 
     def is_in(self, version: str) -> bool:
-        """Whether this vLLM version should have it; an invalid version counts as the newest."""
-        try:
-            base = Version(version).base_version
-        except InvalidVersion:
-            base = "9999"
-        return SpecifierSet(self.versions).contains(base)
+        """Whether this vLLM version should have it."""
+        return SpecifierSet(self.versions).contains(parse_version(version).base_version)
 
     def accepts(self, parameters: str | None) -> bool:
         """Whether these match. A source's methods have `self` or `cls`, which may be left out."""
@@ -316,8 +320,5 @@ vllm.benchmarks.datasets.datasets:
 """)
 """Read by `vllm-dflash bench --dataset-name`."""
 
-SEAMS = (
-    *(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU),
-    DATASETS,
-)
+SEAMS = (*(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU), DATASETS)
 """Every seam: all that this package needs of a vLLM release."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ class SoakedEngine(EngineAnswers):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
+        self._names = map(str, itertools.count())
         self._live: dict[str, tuple[int, int] | None] = {}
         """Prompt and most tokens of each request in flight; None: it is not compared."""
         self._seen: Counter[str] = Counter()
@@ -80,7 +82,7 @@ class SoakedEngine(EngineAnswers):
         tokens: Sequence[int],
         others: Sequence[dict[str, Any]],
     ) -> None:
-        name = str(next(self._names))
+        name = next(self._names)
         prompt, limit = draw.randrange(len(prompts)), draw.choice(tokens)
         is_compared = draw.random() < 0.7
         self._live[name] = (prompt, limit) if is_compared else None

@@ -16,7 +16,7 @@ from loads.comparison import LoadsComparison
 from loads.report import LoadsRecord
 from loads.step_times import TIMED
 from loads.workload import AGENT, CLOSED_LOADS, TURN, LoadsWorkload
-from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, given_pair
+from vllm_dflash.tools.bench.bench_pair import Pair, given_pair, widened_demo
 from vllm_dflash.tools.bench.bench_setup import BenchSetup, distinct
 from vllm_dflash.tools.bench.widen import WIDE_DRAFTER, WIDE_TARGET
 
@@ -91,8 +91,8 @@ class LoadsSetup(BenchSetup):
         parsed = self.parsed
         pair = given_pair(parsed.target, parsed.drafter)
         if pair is None:
-            shapes = (None, None) if parsed.as_it_is else (WIDE_TARGET, WIDE_DRAFTER)
-            pair = demo_pair(parsed.demo, parsed.out, self.max_model_len, *shapes)
+            wide = (None, None) if parsed.as_it_is else (WIDE_TARGET, WIDE_DRAFTER)
+            pair = widened_demo(parsed.demo, parsed.out, wide[0], wide[1], self.max_model_len)
             if max(self.workload.contexts, default=0) > TRAINED_ON:
                 beyond = f"trained on {TRAINED_ON} tokens at a time: beyond, texts and drafts are"
                 pair = replace(pair, name=f"{pair.name}; {beyond} noise")

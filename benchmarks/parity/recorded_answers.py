@@ -14,7 +14,7 @@ class RecordedAnswers(EngineAnswers):
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
         """Continue tokens greedily, and write a recording of the drafting to the file."""
         self._engine.collective_rpc("record_drafting")
-        self.add(next(self._names), token_ids, tokens, whole=True, ignore_eos=True)
+        self.add("recorded", token_ids, tokens, whole=True, ignore_eos=True)
         while not (finished := self.step()):
             pass
         self._engine.collective_rpc("take_recording", args=(file,))

@@ -30,7 +30,7 @@ from reference.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 from reference.reference_lilicorr import ReferenceLattice, walk
 from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, called_here, parse_mask_embedding
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, our_name, parse_mask_embedding
 
 
 def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:
@@ -194,7 +194,7 @@ class ReferenceDrafter(nn.Module):
             tensors |= load_file(Path(folder) / name)
         tensors.pop("t2d", None)
         tensors = {
-            called_here(name): one for name, one in tensors.items() if not spec.leaves_out(name)
+            our_name(name): one for name, one in tensors.items() if not spec.leaves_out(name)
         }
         if "embed_tokens.weight" in tensors:
             drafter.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)

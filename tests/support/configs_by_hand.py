@@ -152,7 +152,4 @@ SPECULATORS_SPEC: Fields = {
     "causal": (False, False, False),  # the library trains all layers bidirectional by default
 }
 
-WHOLE = {
-    "z-lab": (QWEN, QWEN_SPEC),
-    "speculators": (SPECULATORS, SPECULATORS_SPEC),
-}
+WHOLE = {"z-lab": (QWEN, QWEN_SPEC), "speculators": (SPECULATORS, SPECULATORS_SPEC)}

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, PositiveFloat, ValidationError
 
-from vllm_dflash.checkpoint.refusal import without_frame
+from vllm_dflash.checkpoint.refusal import one_line
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
 
@@ -47,7 +47,7 @@ class CostTable(BaseModel):
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}.") from None
         except ValidationError as error:
-            raise ValueError(f"{file}: {without_frame(error)}.") from None
+            raise ValueError(f"{file}: {one_line(error)}.") from None
 
     def curves(self) -> tuple[Curve, Curve, Curve]:
         """Return the curves of verify, draft and context: seconds against rows."""

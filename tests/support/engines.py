@@ -199,10 +199,7 @@ def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
 
 
 def as_the_reference(
-    drafter: Path,
-    prompts: list[str],
-    new_tokens: int,
-    **settings: Any,
+    drafter: Path, prompts: list[str], new_tokens: int, **settings: Any
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """Decode with full blocks; check that the text and what each step accepts are the reference's.
 

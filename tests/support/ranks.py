@@ -50,11 +50,7 @@ def _run(rank: int, num_ranks: int, folder: Path, tasks: list[Any]) -> None:
     results = []
     for pair, contexts, options in tasks:
         harness = ProposerHarness(
-            pair,
-            rank=rank,
-            num_ranks=num_ranks,
-            rendezvous=str(folder / "rendezvous"),
-            **options,
+            pair, rank=rank, num_ranks=num_ranks, rendezvous=str(folder / "rendezvous"), **options
         )
         rows = [Row(number, context, bonus=7 + number) for number, context in enumerate(contexts)]
         drafts = harness.step(rows)

@@ -81,12 +81,7 @@ def ray_cluster(cpus: int = 1, **environment: str) -> Iterator[RayCluster]:
 
 
 def _start(
-    folder: Path,
-    ip: str,
-    cpus: int,
-    arguments: list[str],
-    changes: Mapping[str, str],
-    log: Path,
+    folder: Path, ip: str, cpus: int, arguments: list[str], changes: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
     command = [RAY, "start", "--block", f"--node-ip-address={ip}", f"--num-cpus={cpus}"]
     command += ["--object-store-memory=80000000", "--disable-usage-stats"]

@@ -14,14 +14,7 @@ from vllm import LLM
 from emulated import torch_cuda
 from emulated.torch_cuda import Schedule
 from support import DEMO
-from support.engines import (
-    DFLASH,
-    FIXED,
-    greedy,
-    held_out_prompts,
-    runner_of,
-    tokens_by_step,
-)
+from support.engines import DFLASH, FIXED, greedy, held_out_prompts, runner_of, tokens_by_step
 
 NEW_TOKENS = 12
 SIZES: dict[str, Any] = {

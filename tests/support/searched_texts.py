@@ -43,10 +43,7 @@ def predicted(text: list[int], width: int) -> tuple[list[int], int]:
 
 
 def look_up(
-    requests: list[list[int]],
-    width: int,
-    in_prompt: int = -1,
-    device: torch.device | str = CPU,
+    requests: list[list[int]], width: int, in_prompt: int = -1, device: torch.device | str = CPU
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what is found and what is expected, [R + 1, K + 1]: tokens, and the match.
 

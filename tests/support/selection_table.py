@@ -115,10 +115,7 @@ def _by_backend(table: Sequence[Row]) -> Iterator[str]:
         targets: dict[tuple[str, ...], list[str]] = {}
         for target in TARGETS:
             *named, chosen = (by_cell[Cell(capability, b, target)] for b in BACKENDS)
-            words = (
-                *(row.mechanism for row in named),
-                f"{chosen.selected}: {chosen.mechanism}",
-            )
+            words = (*(row.mechanism for row in named), f"{chosen.selected}: {chosen.mechanism}")
             targets.setdefault(words, []).append(target)
         for words, names in targets.items():
             yield f"| {capability} | {', '.join(names)} | {' | '.join(words)} |"

@@ -57,11 +57,7 @@ def compare(
 
 BUDGETS = Oracle(
     "budgets",
-    {
-        "5 requests": Case(5, 7),
-        "64 requests": Case(64, 15),
-        "600 requests": Case(600, 15),
-    },
+    {"5 requests": Case(5, 7), "64 requests": Case(64, 15), "600 requests": Case(600, 15)},
     compare,
     dtypes=(torch.int32,),
     interpreted=("5 requests",),

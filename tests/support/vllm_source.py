@@ -10,13 +10,7 @@ from typing import Any
 from loads.step_times import STEP_TIMES
 from support import ROOT
 from vllm_dflash.seams import SEAMS, Seam
-from vllm_dflash.vllm_sources import (
-    DEFINITIONS,
-    MissingError,
-    Sources,
-    imported_by,
-    parameters_of,
-)
+from vllm_dflash.vllm_sources import DEFINITIONS, MissingError, Sources, imported_by, parameters_of
 
 WATCHED = (
     Seam("vllm.config.speculative:SpeculativeConfig.use_eagle_block_drop"),

@@ -46,9 +46,7 @@ class ZlabConfig(DrafterShape):
     add_swa_attention_sink_bias: bool = flag(False)
     attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
     layer_types: list[Literal["full_attention", "sliding_attention"]] = described(
-        lambda of: [FULL] * of["num_layers"],
-        f"a list of {FULL!r} and {SLIDING!r}",
-        fail_fast=True,
+        lambda of: [FULL] * of["num_layers"], f"a list of {FULL!r} and {SLIDING!r}", fail_fast=True
     )
     use_swa: bool = flag(False)
     sliding_window: Any = None

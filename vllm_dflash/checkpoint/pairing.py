@@ -44,7 +44,7 @@ def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
         raise DrafterError(" ".join(reasons))
 
 
-def beside_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
+def adapt_to_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
     """The drafter with the target's padded vocabulary, and remarks on doubtful settings.
 
     If the vocabulary sizes differ only by padding, it takes the target's: a drafter that uses its
@@ -103,10 +103,7 @@ def pair_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]:
     if target.on_cpu:
         faults += [
             f"{name} is {size}: vLLM's CPU kernels need a multiple of {CPU_VECTOR}"
-            for name, size in (
-                ("hidden_size", drafter.hidden_size),
-                ("head_dim", drafter.head_dim),
-            )
+            for name, size in (("hidden_size", drafter.hidden_size), ("head_dim", drafter.head_dim))
             if size % CPU_VECTOR
         ]
     return faults

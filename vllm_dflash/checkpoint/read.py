@@ -7,7 +7,7 @@ translated to the first. Others are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,8 +25,8 @@ from vllm_dflash.checkpoint.refusal import (
     folder_fault,
     looks_local,
     nearest,
+    one_line,
     shown,
-    without_frame,
 )
 from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_rope
 from vllm_dflash.checkpoint.spec import (
@@ -83,7 +83,7 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
         if not looks_local(model):
             what = f"{what}: no such folder, and in the repository of that name"
             remedy = " Check its name and the network, or pass a folder it was downloaded to."
-        why = without_frame(error).removesuffix(".") or type(error).__name__
+        why = one_line(error).removesuffix(".") or type(error).__name__
         # `from None`: tracebacks of the libraries below would bury this message.
         raise DrafterError(f"{what}: config.json cannot be read: {why}.{remedy}") from None
     if not isinstance(config, dict):
@@ -91,7 +91,7 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-def in_config(config: Mapping[str, Any], name: str) -> Any:
+def config_field(config: Mapping[str, Any], name: str) -> Any:
     """A field of `config.json`, in its `dflash_config` or at top level; None if it has neither."""
     nested = config.get("dflash_config")
     inside = nested.get(name) if isinstance(nested, Mapping) else None
@@ -116,7 +116,7 @@ def parse_overridden(
         return without.model_copy(update={"remarks": spec.remarks}) == spec
 
     length = "max_position_embeddings"
-    if length in overrides and in_config(config, length) not in (None, overrides[length]):
+    if length in overrides and config_field(config, length) not in (None, overrides[length]):
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {length} does not change how long requests are"
             ' drafted. Set "max_model_len" in the speculative config.'
@@ -179,6 +179,7 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
         lilicorr = _read_lilicorr(inside, fields)
     elif ARCHITECTURE_2 in architectures:
         dflash2 = _read_dflash2(inside, fields)
+    length_heads = tuple(head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True)
     return DrafterSpec(
         **{name: getattr(fields, name) for name in DrafterShape.model_fields},
         **fields.derived(),
@@ -188,10 +189,10 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
         base_is_assumed=base_is_assumed,
         dflash2=dflash2,
         lilicorr=lilicorr,
-        length_heads=tuple(head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True),
+        length_heads=length_heads,
         remarks=(
             *([ABOUT_ASSUMED_BASE] if base_is_assumed else []),
-            *_remarks(nested, type(lilicorr or dflash2)),
+            *_remarks(nested, length_heads, type(lilicorr or dflash2)),
         ),
     )
 
@@ -294,23 +295,22 @@ def _check_architecture(architectures: Any) -> None:
     )
 
 
-def _remarks(nested: dict[str, Any], besides: type[Any]) -> tuple[str, ...]:
+def _remarks(nested: dict[str, Any], length_heads: Sequence[str], besides: type[Any]) -> list[str]:
     """Remarks on AdaFlash's heads, and on each key of `dflash_config` that is ignored.
 
     `besides`: class of the extra fields that this kind of drafter has.
     """
     remarks = []
-    heads = [head for head in LENGTH_HEADS if nested.get(f"use_{head}") is True]
-    if heads:
+    if length_heads:
         remarks.append(
-            f"AdaFlash: its length head ({', '.join(heads)}) is not run, because vllm-dflash plans"
-            " draft lengths itself"
+            f"AdaFlash: its length head ({', '.join(length_heads)}) is not run, because vllm-dflash"
+            " plans draft lengths itself"
         )
     fields = {**ZlabConfig.model_fields, **getattr(besides, "model_fields", {})}
     read = {field.alias or name for name, field in fields.items()}
     for key in sorted(nested.keys() - read):
-        if not (heads and key.startswith(ABOUT_LENGTH_HEADS)):
+        if not (length_heads and key.startswith(ABOUT_LENGTH_HEADS)):
             near = nearest(key, read)
             hint = f"; did its author mean {near!r}?" if near else ""
             remarks.append(f"dflash_config has {key!r}, which is ignored{hint}")
-    return tuple(remarks)
+    return remarks

@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
     return written if len(written) <= 300 else f"{written[:300]}... ({len(written)} characters)"
 
 
-def without_frame(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error's message in one line, without pydantic's header and details."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:

@@ -57,7 +57,7 @@ def required_vocabulary(spec: DrafterSpec) -> set[str]:
     return required
 
 
-def called_here(name: str) -> str:
+def our_name(name: str) -> str:
     """Our name of a checkpoint's tensor; nearly always unchanged."""
     if name.startswith(LATTICE):
         for number, called in NUMBERED.items():
@@ -176,7 +176,7 @@ def _may_be_quantised(weight: str) -> bool:
 
 def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
     """Differences between the `found` tensors and those that the config implies, one text each."""
-    found = {called_here(name): tensor for name, tensor in found.items()}
+    found = {our_name(name): tensor for name, tensor in found.items()}
     found = {name: tensor for name, tensor in found.items() if not spec.leaves_out(name)}
     quantised = quantised_parts(spec, found)
     unjudged = set().union(*quantised.values())

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 
-from vllm_dflash.config.thread_binding import VARIABLE, share_of_cores
+from vllm_dflash.cluster.placement import BINDING, share_of_cores
 
 SECONDS_OF_A_NAP = 50e-6
 """Short beside a step, which takes 2 ms for a small model."""
@@ -44,7 +44,7 @@ class CPURayWorkerProc(RayWorkerProc):
         driver = dict(driver_env_vars or {})
         driver.pop("LD_PRELOAD", None)  # too late to load it, but vLLM would think it is loaded
         take_full_priority()  # inherited by threads that start from now on
-        binding = os.environ.get(VARIABLE) or driver.get(VARIABLE) or "auto"
+        binding = os.environ.get(BINDING) or driver.get(BINDING) or "auto"
         keep_to_cores(binding, local_rank, len(assigned_physical_gpu_ids or [0]))
         # vLLM's workers use shared memory if they agree on what follows the last colon. That is a
         # port, the same on all nodes, so add the node; torch ignores what follows the address.
@@ -80,7 +80,7 @@ def keep_to_cores(binding: str, local_rank: int, local_workers: int) -> None:
     absent = sorted(set(chosen) - os.sched_getaffinity(0))
     if absent:
         raise ValueError(
-            f"{VARIABLE}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
+            f"{BINDING}={binding!r} names cores {absent} of {platform.node()}, which a worker may"
             f" not use there. It may use {sorted(os.sched_getaffinity(0))}."
         )
     os.sched_setaffinity(0, chosen)  # inherited by threads that start from now on

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.dialects import as_zlab
-from vllm_dflash.checkpoint.refusal import shown, without_frame
+from vllm_dflash.checkpoint.refusal import one_line, shown
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
@@ -106,10 +106,7 @@ def drafted_length(draft: ModelConfig) -> int:
 
 
 def config_fault(
-    drafter: DrafterSpec,
-    config: dict[str, Any],
-    engine_args: EngineArgs,
-    read: Read,
+    drafter: DrafterSpec, config: dict[str, Any], engine_args: EngineArgs, read: Read
 ) -> DrafterError | None:
     """Error to raise instead of vLLM's, if the drafter's config has caused it.
 
@@ -148,7 +145,7 @@ def config_fault(
     ]
     for trial, what in [*trials, (config, "config.json")]:  # last: an invalid combination
         if failed := failure(trial):
-            why = without_frame(failed).removeprefix("Value error, ") or "no reason given"
+            why = one_line(failed).removeprefix("Value error, ") or "no reason given"
             return DrafterError(
                 f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {why}"
                 f" ({type(failed).__name__})"

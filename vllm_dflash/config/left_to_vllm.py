@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.read import in_config, load_config
+from vllm_dflash.checkpoint.read import config_field, load_config
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
     from vllm.engine.arg_utils import EngineArgs
 
-DELTA_NETS = ("Qwen3Next", "Qwen3_5")
-"""Prefixes of the hybrid architectures with gated delta nets that vLLM runs on CPUs."""
-OF_SPECULATORS = {"dspark": "Qwen3DSparkModel"}
-"""Speculators model types that vLLM runs with this method, and their architectures."""
-
 
 def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
     """The drafter's architecture, if only vLLM's own code runs it; None if we do, or nobody does.
@@ -45,7 +40,7 @@ def architecture_of_vllm(config: Mapping[str, Any]) -> str | None:
 
     kind = config.get("speculators_model_type")
     if kind is not None:
-        return OF_SPECULATORS.get(kind) if isinstance(kind, str) else None
+        return "Qwen3DSparkModel" if kind == "dspark" else None
     written = config.get("architectures")
     if not isinstance(written, list) or not all(isinstance(name, str) for name in written):
         return None
@@ -116,15 +111,20 @@ def why_left(
     """
     if not config:  # `SpeculativeSettings` refuses a missing drafter
         return []
-    return [
-        *_of_drafter(requested, config),
-        *_of_platform(target_parallel_config),
-        *_of_engine(requested, target, target_parallel_config),
-        *_of_watermark(requested, has_watermark=has_watermark),
+    reasons = [
+        *_drafter_reasons(requested, config),
+        *_platform_reasons(target_parallel_config),
+        *_engine_reasons(requested, target, target_parallel_config),
     ]
+    if has_watermark and requested.get("draft_sample_method") == "probabilistic":
+        reasons.append(
+            "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
+            " (leave --watermark-config out)"
+        )
+    return reasons
 
 
-def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+def _drafter_reasons(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     model, architecture = requested["model"], architecture_of_vllm(config)
     if architecture is not None:
         hint = ""
@@ -132,16 +132,14 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
             hint = ' (for its whole method, DSpark, write "method": "dspark")'
         yield f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs{hint}"
         return
-    if ARCHITECTURE_LILICORR in (config.get("architectures") or ()) and (
-        why := why_unfit(LILICORR)
-    ):
+    written = config.get("architectures") or ()
+    if ARCHITECTURE_LILICORR in written and (why := why_unfit(LILICORR)):
         yield why
-    if in_config(config, "use_aux_hidden_state") is False:
+    if config_field(config, "use_aux_hidden_state") is False:
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
             " states instead of taps (use a drafter with taps)"
         )
-    written = config.get("architectures") or ()
     is_walked = ARCHITECTURE_2 in written or ARCHITECTURE_LILICORR in written
     is_walked |= config.get("speculators_model_type") == "dflash2"
     is_sampled = requested.get("draft_sample_method") == "probabilistic"
@@ -153,7 +151,7 @@ def _of_drafter(requested: Mapping[str, Any], config: Mapping[str, Any]) -> Iter
         )
 
 
-def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
+def _platform_reasons(parallel: ParallelConfig) -> Iterator[str]:
     from vllm import envs
     from vllm.platforms import current_platform
 
@@ -172,7 +170,7 @@ def _of_platform(parallel: ParallelConfig) -> Iterator[str]:
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 
 
-def _of_engine(
+def _engine_reasons(
     requested: Mapping[str, Any], target: ModelConfig, parallel: ParallelConfig
 ) -> Iterator[str]:
     if parallel.pipeline_parallel_size > 1:
@@ -202,18 +200,10 @@ def _of_engine(
             "rejection_sample_method is 'fly', which accepts drafts that the target would not have"
             " written (leave rejection_sample_method out)"
         )
-    yield from of_target(target)
+    yield from target_reasons(target)
 
 
-def _of_watermark(requested: Mapping[str, Any], *, has_watermark: bool) -> Iterator[str]:
-    if has_watermark and requested.get("draft_sample_method") == "probabilistic":
-        yield (
-            "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
-            " (leave --watermark-config out)"
-        )
-
-
-def of_target(target: ModelConfig) -> Iterator[str]:
+def target_reasons(target: ModelConfig) -> Iterator[str]:
     """Reasons why vLLM's own DFlash runs engines with this target on this platform."""
     from vllm.platforms import current_platform
 
@@ -233,7 +223,7 @@ def of_target(target: ModelConfig) -> Iterator[str]:
 
 def is_other_hybrid(target: ModelConfig) -> bool:
     """Whether this is a hybrid without gated delta nets, usually with Mamba layers."""
-    return target.is_hybrid and not target.architecture.startswith(DELTA_NETS)
+    return target.is_hybrid and not target.architecture.startswith(("Qwen3Next", "Qwen3_5"))
 
 
 def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:
@@ -247,7 +237,7 @@ def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: l
     own = [key for key in OWN_KEYS if key in written]
     for key in own:
         del written[key]
-    block_size = in_config(config, "block_size")
+    block_size = config_field(config, "block_size")
     asked = getattr(engine_args, "spec_tokens", None)
     if asked is None and isinstance(block_size, int) and block_size > 1:
         written.setdefault("num_speculative_tokens", block_size - 1)

@@ -6,24 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import HeadersError, read_folder
-from vllm_dflash.checkpoint.pairing import (
-    PairingTarget,
-    beside_target,
-    check_pair,
-    drafter_ranks,
-)
-from vllm_dflash.checkpoint.read import check_not_swapped, in_config, parse_overridden
+from vllm_dflash.checkpoint.pairing import PairingTarget, adapt_to_target, check_pair, drafter_ranks
+from vllm_dflash.checkpoint.read import check_not_swapped, config_field, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import (
-    MASK_EMBEDDING_FILE,
-    check_tensors,
-    parse_mask_embedding,
-)
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
 from vllm_dflash.config.engine_settings import longest_beside_lora, step_sizes
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
-from vllm_dflash.config.target_class import hands_out_hidden_states
+from vllm_dflash.config.target_class import provides_hidden_states
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, ParallelConfig
@@ -171,10 +162,10 @@ def checked_drafter(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
     overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
-    if asked and in_config({**config, **overrides}, "block_size") is None:
+    if asked and config_field({**config, **overrides}, "block_size") is None:
         overrides = {"block_size": 1 + asked, **overrides}  # vLLM does not need the field
     facts = target_facts(target)
-    drafter = beside_target(parse_overridden(settings.model, config, overrides), facts)
+    drafter = adapt_to_target(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)
     if Path(settings.model).is_dir() and loads_weights(settings, engine_args):
         check_weights(drafter, Path(settings.model))
@@ -206,7 +197,7 @@ def target_facts(target: ModelConfig) -> PairingTarget:
         num_layers=target.get_total_num_hidden_layers(),
         hidden_size=target.get_hidden_size(),
         vocab_size=target.get_vocab_size(),
-        supports_taps=hands_out_hidden_states(target),
+        supports_taps=provides_hidden_states(target),
         on_cpu=current_platform.is_cpu(),
         rope_theta=base if isinstance(base, int | float) else None,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 
-def hands_out_hidden_states(target: ModelConfig) -> bool:
+def provides_hidden_states(target: ModelConfig) -> bool:
     """Whether vLLM can read taps of this target. True if unknown: its worker then reports it.
 
     Only vLLM's own classes are read from source; others may be built in any way.

@@ -88,7 +88,6 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int, spec: DFlash2) -> None:
         super().__init__()
-        self.top_k = spec.selector_top_k
         codes = vocab_size, spec.selector_rank
         self.predecessor_codebook = nn.Parameter(torch.empty(codes), requires_grad=False)
         self.successor_codebook = nn.Parameter(torch.empty(codes), requires_grad=False)
@@ -115,7 +114,7 @@ class CandidateSelector(nn.Module):
             hidden: hidden states of the rows, [D, w, H].
             bonus: each block's first token, [D].
         """
-        first = bonus[:, None, None].expand(-1, 1, self.top_k)
+        first = bonus[:, None, None].expand(-1, 1, candidates.shape[-1])
         before = torch.cat([first, candidates[:, :-1]], dim=1)  # [D, w, C]
         weights = self.hidden_projection(hidden)[:, :, None]  # [D, w, 1, r]
         predecessors = self.predecessor_codebook[before] * weights

@@ -20,8 +20,8 @@ from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
 from vllm_dflash.checkpoint.tensors import (
     LATTICE,
     MASK_EMBEDDING_FILE,
-    called_here,
     check_tensors,
+    our_name,
     parse_mask_embedding,
 )
 from vllm_dflash.config.mode import Mode
@@ -217,7 +217,7 @@ class DFlashDraftModel(nn.Module):
                 its target lacks.
         """
         # All tensors at once: a wrong one must be named before vLLM's loaders fail on it.
-        named = ((called_here(name), tensor) for name, tensor in weights)
+        named = ((our_name(name), tensor) for name, tensor in weights)
         tensors = [one for one in named if not self.spec.leaves_out(one[0])]
         check_tensors(
             self.spec,

@@ -199,11 +199,7 @@ class DraftBlock(nn.Module):
     """All layers and the final norm, compiled together."""
 
     def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        quantisation: QuantizationConfig | None,
-        prefix: str,
+        self, *, vllm_config: VllmConfig, quantisation: QuantizationConfig | None, prefix: str
     ) -> None:
         super().__init__()
         spec = Mode.of(vllm_config).drafter

@@ -30,9 +30,7 @@ class DraftVocabulary(nn.Module):
     ) -> None:
         """`found`: names of the checkpoint's tensors; `mask_embedding`: [H], if it has one."""
         super().__init__()
-        self.mask_token_id = spec.mask_token_id
-        self.dflash2 = spec.dflash2
-        self.num_candidates = spec.num_candidates
+        self.spec = spec
         self.gives_log_probs = spec.lilicorr is not None
         self._embed: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._embed_candidates: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -61,7 +59,7 @@ class DraftVocabulary(nn.Module):
             ValueError: a DFlash 2 or LiLiCorr drafter needs the target's tensors, and they are not
                 found.
         """
-        if self.dflash2 is not None:
+        if self.spec.dflash2 is not None:
             self._share_tensors(target)
             return
         unadapted = Unadapted(target)
@@ -96,9 +94,9 @@ class DraftVocabulary(nn.Module):
         assert self._embed is not None
         x = self._embed(token_ids)
         if self.mask_embedding is not None:
-            is_mask = (token_ids == self.mask_token_id).unsqueeze(-1)
+            is_mask = (token_ids == self.spec.mask_token_id).unsqueeze(-1)
             x = torch.where(is_mask, self.mask_embedding.to(x.dtype), x)
-        return x if self.dflash2 is None else x * self.dflash2.input_embedding_scale
+        return x if self.spec.dflash2 is None else x * self.spec.dflash2.input_embedding_scale
 
     def embed_candidates(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The target's embeddings [..., H] of ids [...], even if the drafter has its own."""
@@ -115,11 +113,11 @@ class DraftVocabulary(nn.Module):
 
         For LiLiCorr, log-probabilities over the whole vocabulary instead of logits.
         """
-        assert self.num_candidates is not None
+        assert self.spec.num_candidates is not None
         return self.logits_processor.get_top_k_tokens(
             self._head_of_candidates,
             hidden_states,
-            self.num_candidates,
+            self.spec.num_candidates,
             return_log_probs=self.gives_log_probs,
         )
 

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 COULD_NOT_RUN, INTERRUPTED, TERMINATED = 2, 130, 143
 """Exit codes."""
-WIDTH_OF_FILES = 120
 
 
 def output_console() -> Console:
     """Return standard output: as wide as the terminal, or 120 columns in a file."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def print_report(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:

@@ -18,18 +18,17 @@ def demo_folder() -> Path:
     return IN_A_CLONE if (IN_A_CLONE / "target").is_dir() else INSTALLED
 
 
-def unpack_demo(goal: Path = IN_A_CLONE) -> bool:
-    """Copy the demo pair to `goal`. Returns False, copying nothing, if `goal` exists."""
-    if goal.exists():
+def unpack_demo() -> bool:
+    """Copy the demo pair to `IN_A_CLONE`. Returns False, copying nothing, if that exists."""
+    if IN_A_CLONE.exists():
         return False
-    part = goal.with_name(f"{goal.name}.part")  # so that an interrupted copy is not taken for it
+    part = IN_A_CLONE.with_suffix(".part")  # so that an interrupted copy is not taken for it
     shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     for name in PARTS:
-        source, copy = INSTALLED / name, part / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, copy)
+        if (source := INSTALLED / name).is_dir():
+            shutil.copytree(source, part / name)
         else:
-            shutil.copyfile(source, copy)
-    part.rename(goal)
+            shutil.copyfile(source, part / name)
+    part.rename(IN_A_CLONE)
     return True

@@ -6,7 +6,6 @@ An `EngineAnswers` is used in the engine's own process, or from another one thro
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -70,9 +69,8 @@ class EngineAnswers(SteppedEngine):
 
     def __init__(self, engine: LLMEngine) -> None:
         super().__init__(engine)
-        self._names = map(str, itertools.count())
         self._waiting: deque[tuple[int, Request]] = deque()
-        self._running: dict[str, tuple[int, Request]] = {}
+        self._running: dict[str, Request] = {}
         self._concurrency = 1
         self._steps: Iterator[list[str]] = iter(())
 
@@ -183,20 +181,15 @@ class EngineAnswers(SteppedEngine):
         finished: list[Finished] = []
         while (self._waiting or self._running) and time.monotonic() < deadline:
             while self._waiting and len(self._running) < self._concurrency:
-                self._admit(*self._waiting.popleft())
+                number, one = self._waiting.popleft()
+                self._running[str(number)] = one
+                scored = {} if one.scored is None else {"logprob_token_ids": [one.scored]}
+                self.add(str(number), one.tokens, one.max_tokens, whole=True, **scored)
             for output in self.step():
-                number, request = self._running.pop(output.request_id)
-                regret = None if request.scored is None else _regret(output, request.scored)
-                finished.append(Finished(number, list(output.token_ids), regret))
+                token = self._running.pop(output.request_id).scored
+                regret = None if token is None else _regret(output, token)
+                finished.append(Finished(int(output.request_id), list(output.token_ids), regret))
         return finished
-
-    def _admit(self, number: int, request: Request) -> None:
-        name = next(self._names)
-        self._running[name] = number, request
-        sampling: dict[str, Any] = {}
-        if request.scored is not None:
-            sampling["logprob_token_ids"] = [request.scored]
-        self.add(name, request.tokens, request.max_tokens, whole=True, **sampling)
 
     def generate(
         self,

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "vllm_dflash.tools.engine_answers:EngineAnswers.start"
-SECONDS_TO_LEAVE = 2 * SECONDS_TO_CLOSE
 SECONDS_TO_STOP = 10.0
 """For a child whose answer is no longer wanted, or whose parent is gone."""
 LAST_LINES = 15
@@ -47,18 +46,13 @@ ERROR_LINE = re.compile(
 """The last line of a traceback, with or without the prefixes of vLLM and PyTorch."""
 
 
-def errors_in(log: str) -> list[str]:
-    """Return the distinct errors in a log, in order: the root cause first, then its effects."""
-    return list(dict.fromkeys(match.group(1) for match in ERROR_LINE.finditer(log)))
-
-
 class EngineDied(RuntimeError):
     """A child ended before it answered. The message lists its errors, the root cause first."""
 
     def __init__(self, log: Path) -> None:
         """`log`: the child's log, which the message points to."""
         text = log.read_text(errors="replace")
-        lines = ["an engine died:", *errors_in(text)]
+        lines = ["an engine died:", *dict.fromkeys(ERROR_LINE.findall(text))]
         if len(lines) == 1:
             lines = ["an engine died; the end of its log:", *text.splitlines()[-LAST_LINES:]]
         super().__init__("\n  ".join(lines) + f"\nits log: {log}")
@@ -103,7 +97,7 @@ class EngineProcess:
         self._log = log
         self._busy = True
         """Whether the engine is starting or answering."""
-        self._patience = SECONDS_TO_LEAVE
+        self._patience = 2 * SECONDS_TO_CLOSE
         variables = {**os.environ, **environment}
         with log.open("w") as file:
             self._process = subprocess.Popen(

@@ -11,12 +11,7 @@ import pytest
 
 from gpu import gpu_run
 from gpu.gpu_plan import RESULT, Part, plan
-from gpu.gpu_run import (
-    FAILED,
-    kept,
-    read_outcomes,
-    run,
-)
+from gpu.gpu_run import FAILED, kept, read_outcomes, run
 from support.waiting import wait_until
 
 MACHINE = {"name": "some GPU", "sources": "1"}

@@ -52,7 +52,7 @@ class IdleAtTimes(FakeEngine, WaitingEngine):
         self.time = max(self.time, moment)
 
 
-def test_who_comes_late_is_waited_for_and_nobody_is_held_up() -> None:
+def test_late_requests_do_not_delay_others() -> None:
     """Steps with one request take 11 s, with two 12 s."""
     engine = IdleAtTimes(tokens_per_step=2)
     moments = [1.0, 5.0, 100.0]

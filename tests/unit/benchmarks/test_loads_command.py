@@ -20,14 +20,6 @@ from vllm_dflash.tools.console import COULD_NOT_RUN
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 
 
-@pytest.fixture
-def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
-    """Record the comparisons that are asked for; none is run."""
-    asked: list[Comparison] = []
-    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self) or [])
-    return asked
-
-
 def loads(tmp_path: Path, *arguments: str) -> int:
     return main(["--demo", str(DEMO), "--out", str(tmp_path / "out"), *arguments])
 

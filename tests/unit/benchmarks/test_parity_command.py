@@ -12,6 +12,7 @@ from parity import check
 from parity.parity_command import DIFFERS, EQUAL, main
 from parity.parity_report import HINTS, Acceptance, ParityReport, Stage
 from support import DEMO
+from support.pairs import Pair
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.engine_process import EngineDied
 
@@ -135,12 +136,14 @@ def test_refused_before_an_engine_starts(
     assert message in err
 
 
+def test_it_takes_one_rank(pair: Pair) -> None:
+    with pytest.raises(ValueError, match=r"tensor_parallel_size is 2.*leave it out.*verify .*-- -"):
+        check.check_parity(str(pair.drafter), str(pair.target), tensor_parallel_size=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ([], "required"),
-        ([*PAIR, "--tolerance", "nan"], "nan is not a non-negative number"),
-    ],
+    [([], "required"), ([*PAIR, "--tolerance", "nan"], "nan is not a non-negative number")],
 )
 def test_usage_errors(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str

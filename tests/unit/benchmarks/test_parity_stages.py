@@ -10,19 +10,57 @@ from typing import Any
 import pytest
 import torch
 
-from parity.compare_recordings import compare, gap_to_best, relative_error
+from parity.compare_recordings import compare, count_matches, gap_to_best, relative_error
 from parity.oracle import Oracle
 from parity.parity_report import ParityReport
 from parity.recorder import DraftStep, Recording
 from reference.reference_drafter import ReferenceDrafter
 from support.pairs import Pair, make_pair
-from support.simulated_engine import oracle_of, simulate, write
 
 PROMPT_LENGTH, NEW_TOKENS = 40, 12
 MIXED: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 20,
 }
+
+
+def write(oracle: Oracle, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return the prompt and its greedy continuation."""
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        logits, _ = oracle.text(ids, [0])
+        ids.append(int(logits[-1].argmax()))
+    return ids
+
+
+@torch.inference_mode()
+def simulate(oracle: Oracle, ids: list[int], prompt_length: int) -> Recording:
+    """Draft along a text like an engine that computes what this oracle computes."""
+    drafter, target = oracle.drafter, oracle.target
+    spec = drafter.spec
+    _, features = oracle.text(ids, spec.taps)
+    z = drafter.context(features)
+    steps: list[DraftStep] = []
+    length = prompt_length
+    while (k := min(spec.max_draft_tokens, len(ids) - length - 2)) > 0:
+        block = torch.tensor([ids[length], *[spec.mask_token_id] * k])
+        embedding = drafter.embed(block, target)
+        layers, hidden = oracle.block(embedding, z[:length])
+        logits = drafter.logits(hidden[1:], target)
+        drafts = drafter.target_ids(logits.argmax(-1))
+        accepted = count_matches(drafts, ids[length + 1 : length + 1 + k])
+        positions = torch.arange(length, length + k + 1)
+        steps.append(
+            DraftStep(
+                length, block, positions, embedding, layers, hidden, logits, drafts, k, accepted
+            )
+        )
+        length += 1 + accepted
+    return Recording(ids, prompt_length, features, z, torch.arange(len(ids)), steps, "v1")
+
+
+def oracle_of(pair: Pair) -> Oracle:
+    return Oracle(pair.load_target(), pair.load_drafter())
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +184,7 @@ def test_a_spoilt_value_is_found(
     [(spoil_context, "context rows"), (spoil_bonus, "block rows"), (spoil_drafts, "drafts")],
 )
 def test_no_tolerance_excuses_a_wrong_row(
-    pair: Pair,
-    recording: Recording,
-    spoil: Callable[[Recording, DraftStep], None],
-    culprit: str,
+    pair: Pair, recording: Recording, spoil: Callable[[Recording, DraftStep], None], culprit: str
 ) -> None:
     """Even one wider than for bfloat16: rows are right or wrong, not rounded."""
     spoil(recording, recording.steps[1])

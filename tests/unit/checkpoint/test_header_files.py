@@ -195,7 +195,7 @@ def cached(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
 
 
-def test_a_folder_asks_nobody(folder: Path, asked: list[Any]) -> None:
+def test_a_folder_needs_no_hub(folder: Path, asked: list[Any]) -> None:
     assert read_headers_of(str(folder)) == FOUND
     assert asked == []
 

@@ -15,11 +15,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from support.drafter_harness import DrafterHarness
 from support.inspected import inspect
 from support.pairs import Pair, make_pair
-from vllm_dflash.checkpoint.headers import (
-    INDEX,
-    HeadersError,
-    read_folder,
-)
+from vllm_dflash.checkpoint.headers import INDEX, HeadersError, read_folder
 from vllm_dflash.checkpoint.spec import DrafterError
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -46,7 +42,7 @@ def write_index(pair: Pair, weight_map: Any) -> None:
     (pair.drafter / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def test_files_beside_an_index_count_for_nobody(pair: Pair) -> None:
+def test_files_beside_an_index_are_ignored(pair: Pair) -> None:
     pair.start()
     found = inspect(pair.drafter, pair.target)
     assert found.exit_code == 0

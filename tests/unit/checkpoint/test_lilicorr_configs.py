@@ -36,6 +36,7 @@ def test_what_is_read() -> None:
     assert is_drafter(config())
     convolved = parse_config("it", config(**CONVOLUTIONS))
     assert convolved.convolutions == LEAST.model_copy(update=CONVOLUTIONS)
+    assert DrafterSpec.model_validate_json(convolved.model_dump_json()) == convolved
     assert parse_config("it", config(conv_kernel_size=0, conv_group_size=0)).convolutions is None
 
 
@@ -45,11 +46,6 @@ def test_a_head_as_wide_as_the_drafter(written: int | None) -> None:
     assert spec.lilicorr is not None
     assert (spec.lilicorr.hidden_size, spec.lilicorr.mlp_size) == (64, 96)
     assert "lilicorr.token_proj.weight" not in expected_tensors(spec)
-
-
-def test_it_travels_to_the_workers() -> None:
-    spec = parse_config("it", config(**CONVOLUTIONS))
-    assert DrafterSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 @pytest.mark.parametrize(

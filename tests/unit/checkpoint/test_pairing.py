@@ -10,7 +10,7 @@ import pytest
 from support.pairs import as_speculators, dflash2_config, drafter_config
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
-    beside_target,
+    adapt_to_target,
     check_pair,
     pair_faults,
     target_faults,
@@ -28,13 +28,7 @@ def all_faults(target: PairingTarget) -> list[str]:
     return target_faults(target) + pair_faults(DRAFTER, target)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        TARGET,
-        replace(TARGET, on_cpu=True),
-    ],
-)
+@pytest.mark.parametrize("target", [TARGET, replace(TARGET, on_cpu=True)])
 def test_what_fits(target: PairingTarget) -> None:
     assert all_faults(target) == []
     check_pair(DRAFTER, target)
@@ -111,14 +105,11 @@ def test_vocabularies_of_two_sizes(
 
 @pytest.mark.parametrize(
     ("drafter", "vocab_size"),
-    [
-        (with_vocabulary(), 320 + 1024),
-        (with_vocabulary(vocab_size=320 + 1024), 320),
-    ],
+    [(with_vocabulary(), 320 + 1024), (with_vocabulary(vocab_size=320 + 1024), 320)],
 )
 def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)
-    spec = beside_target(drafter, target)
+    spec = adapt_to_target(drafter, target)
     assert pair_faults(spec, target) == []
     assert (spec.vocab_size, spec.draft_vocab_size) == (vocab_size, vocab_size)
     (remark,) = spec.remarks
@@ -136,7 +127,7 @@ def test_padding_is_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
 )
 def test_other_tokens_than_the_targets(drafter: DrafterSpec, vocab_size: int) -> None:
     target = replace(TARGET, vocab_size=vocab_size)
-    assert beside_target(drafter, target) is drafter
+    assert adapt_to_target(drafter, target) is drafter
     (fault,) = pair_faults(drafter, target)
     assert fault == f"vocab_size is 320 in the drafter and {vocab_size} in the target"
 
@@ -157,7 +148,7 @@ def test_an_assumed_rotary_base_is_said_beside_the_targets(
 ) -> None:
     without = {name: value for name, value in drafter_config().items() if "rope" not in name}
     target = replace(TARGET, rope_theta=theirs)
-    found = beside_target(parse_config("it", without | config), target).remarks
+    found = adapt_to_target(parse_config("it", without | config), target).remarks
     assert len(found) == remarks
     if found:
         assert "config.json states no rope_theta: 1,000,000 is assumed" in found[0]

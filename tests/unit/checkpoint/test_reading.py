@@ -10,11 +10,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
-from vllm_dflash.checkpoint.read import (
-    load_config,
-    parse_overridden,
-    read_drafter,
-)
+from vllm_dflash.checkpoint.read import load_config, parse_overridden, read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 
 REPOSITORY = "z-lab/Qwen3-8B-DFlash-b16"

@@ -15,10 +15,10 @@ from vllm_dflash.checkpoint.refusal import (
     folder_fault,
     looks_local,
     nearest,
+    one_line,
     positive,
     shown,
     whole,
-    without_frame,
 )
 
 
@@ -91,7 +91,7 @@ def test_fields_and_faults(written: dict[str, Any], expected: dict[str, Any] | s
     assert read(written) == expected
 
 
-def test_where_and_how_a_value_was_said() -> None:
+def test_inside_and_said() -> None:
     assert read({"size": 1}, inside="rope") == (
         "size of rope must be an integer from 2 to 9, config.json says 1"
     )
@@ -106,10 +106,7 @@ def test_a_field_without_a_default_has_to_be_there() -> None:
     with pytest.raises(ValueError, match="size must") as refused:
         checked(Written, {})
     assert [fault.split()[0] for fault in str(refused.value).split("; ")] == ["size", "eps"]
-    assert checked(Written, {"size": 1, "eps": 2.5}).model_dump() == {
-        "size": 1,
-        "eps": 2.5,
-    }
+    assert checked(Written, {"size": 1, "eps": 2.5}).model_dump() == {"size": 1, "eps": 2.5}
 
 
 def test_a_long_value_is_shown_in_part() -> None:
@@ -127,8 +124,8 @@ def test_a_long_value_is_shown_in_part() -> None:
         ("bad [type=a] [type=b]", "bad"),
     ],
 )
-def test_pydantics_frame_is_taken_off(message: str, bare: str) -> None:
-    assert without_frame(ValueError(message)) == bare
+def test_one_line_leaves_out_pydantics_header(message: str, bare: str) -> None:
+    assert one_line(ValueError(message)) == bare
 
 
 def test_what_is_wrong_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,10 +209,7 @@ def test_what_is_just_allowed(changes: Fields) -> None:
     ("changes", "words"),
     [
         ({"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3', expected 'dfl"),
-        (
-            {"speculators_model_type": "dspark"},
-            "'dflash2'; method \"dspark\" runs those.",
-        ),
+        ({"speculators_model_type": "dspark"}, "'dflash2'; method \"dspark\" runs those."),
         ({"speculators_model_type": ["dflash2"]}, "type is ['dflash2'], expected 'dflash' or"),
         ({"transformer_layer_config": None}, "transformer_layer_config must be an object"),
         ({"aux_hidden_state_layer_ids": [0, 2]}, "aux_hidden_state_layer_ids must be a list"),

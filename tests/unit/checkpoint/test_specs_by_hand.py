@@ -80,10 +80,7 @@ ROPE: list[tuple[Fields, Fields]] = [
         rope(**YARN, original_max_position_embeddings=40960, **THETA),
     ),
     # transformers 5: all in one object.
-    (
-        rope(rope_type="default", rope_theta=10000.0),
-        rope(rope_type="default", rope_theta=10000.0),
-    ),
+    (rope(rope_type="default", rope_theta=10000.0), rope(rope_type="default", rope_theta=10000.0)),
     (
         rope(rope_type="linear", rope_theta=1e4, factor=2.0),
         rope(rope_type="linear", rope_theta=1e4, factor=2.0),
@@ -195,10 +192,7 @@ ATTENTION: list[tuple[Fields, Fields]] = [
         {"layer_types": MIXED, "sliding_window": 2048},
         {"windows": sliding(2048), "causal": OF_MIXED},
     ),
-    (
-        {"layer_types": [SLIDING] * 5, "sliding_window": 7},
-        {"windows": (7,) * 5, "causal": ALL},
-    ),
+    ({"layer_types": [SLIDING] * 5, "sliding_window": 7}, {"windows": (7,) * 5, "causal": ALL}),
     # A window inside dflash_config comes before one outside, unless it is null.
     (
         {"layer_types": MIXED, "sliding_window": 2048, **nested(swa_window_size=512)},
@@ -305,10 +299,7 @@ OF_SPECULATORS: list[tuple[Fields, Fields]] = [
     ({"num_hidden_layers": 9, "vocab_size": 9, "hidden_size": 9, "rope_theta": 9}, {}),
     ({"dflash_config": {"mask_token_id": 1, "causal": True}}, {}),
     (layers(architectures=["Qwen3ForCausalLM"]), {}),
-    (
-        layers(rope_parameters=None, rope_theta=9.0),
-        rope(rope_type="default", rope_theta=9.0),
-    ),
+    (layers(rope_parameters=None, rope_theta=9.0), rope(rope_type="default", rope_theta=9.0)),
     (
         layers(rope_parameters=YARN | {"rope_theta": 1e6}),
         rope(**YARN, rope_theta=1e6, original_max_position_embeddings=65536),

@@ -159,10 +159,7 @@ def test_a_bias_that_the_config_names_is_loaded() -> None:
             {"norm__weight": Tensor((33,), "BF16")},
             ["norm.weight has shape [33], config.json implies [32]"],
         ),
-        (
-            {"t2d": Tensor((200,), "BOOL")},
-            ["t2d has shape [200], config.json implies [320]"],
-        ),
+        ({"t2d": Tensor((200,), "BOOL")}, ["t2d has shape [200], config.json implies [320]"]),
         (
             {
                 "fc__weight": Tensor((32, 144), "I8"),
@@ -208,11 +205,7 @@ LAYER = "layers.1.mlp.up_proj"
 WAYS: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {
     "int8": {"weight": ((96, 32), "I8"), "weight_scale": ((96, 1), "F32")},
     "packed": {"weight_packed": ((96, 4), "I32"), "weight_scale": ((96, 1), "BF16")},
-    "awq": {
-        "qweight": ((32, 12), "I32"),
-        "qzeros": ((1, 12), "I32"),
-        "scales": ((1, 96), "F16"),
-    },
+    "awq": {"qweight": ((32, 12), "I32"), "qzeros": ((1, 12), "I32"), "scales": ((1, 96), "F16")},
 }
 
 

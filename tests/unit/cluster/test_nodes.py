@@ -93,7 +93,7 @@ def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
     assert last == "Then restart the engine; Ray can stay up."
 
 
-def test_what_no_package_would_mend_gets_no_such_advice() -> None:
+def test_a_silent_node_gets_no_advice_to_install() -> None:
     silent = Node("10.0.0.2", "bb", problem="GetTimeoutError: no answer")
     message = describe_faults([silent], OWN, "cpu") or ""
     assert "node 10.0.0.2" in message
@@ -101,7 +101,7 @@ def test_what_no_package_would_mend_gets_no_such_advice() -> None:
     assert "install" not in message
 
 
-def test_good_nodes_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_nodes_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_faults([GOOD, GOOD], OWN, "cpu") is None
     same = Node("10.0.0.1", "aa", **build_probe()())
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [same])

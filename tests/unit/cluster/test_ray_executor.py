@@ -19,6 +19,7 @@ from support.pairs import Pair
 from vllm_dflash import plugin, seams
 from vllm_dflash.cluster import ray_executor, ray_worker
 from vllm_dflash.cluster.nodes import NodeError
+from vllm_dflash.cluster.placement import BINDING
 from vllm_dflash.cluster.ray_executor import CPURayExecutor, DFlashRayExecutor
 from vllm_dflash.cluster.ray_worker import (
     SECONDS_OF_A_NAP,
@@ -27,7 +28,6 @@ from vllm_dflash.cluster.ray_worker import (
     nap_while_waiting,
 )
 from vllm_dflash.config import mode
-from vllm_dflash.config.thread_binding import VARIABLE
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -175,7 +175,7 @@ def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
         pair.start(tensor_parallel_size=2, distributed_executor_backend="ray")
 
 
-def test_our_executor_says_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_executor_refuses_gpus_and_bundle_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = object.__new__(CPURayExecutor)
     monkeypatch.setenv("VLLM_RAY_BUNDLE_INDICES", "0,1")
     with pytest.raises(ValueError, match="Unset VLLM_RAY_BUNDLE_INDICES"):
@@ -269,13 +269,13 @@ def test_cpus_that_an_engine_has_reserved_are_given_back(
     ("node", "engine", "expected"),
     [("0-3", "4-7", "0-3"), (None, "4-7", "4-7"), ("0-3", None, "0-3"), (None, None, "auto")],
 )
-def test_a_nodes_own_cores_come_before_the_engines(
+def test_a_nodes_own_binding_overrides_the_engines(
     monkeypatch: pytest.MonkeyPatch, node: str | None, engine: str | None, expected: str
 ) -> None:
     bound: list[Any] = []
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BINDING, raising=False)
     if node is not None:
-        monkeypatch.setenv(VARIABLE, node)
+        monkeypatch.setenv(BINDING, node)
     context = SimpleNamespace(get_node_id=lambda: "aa")
     monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setattr(ray_worker, "take_full_priority", lambda: None)
@@ -285,6 +285,6 @@ def test_a_nodes_own_cores_come_before_the_engines(
     worker: Any = CPURayWorkerProc.__new__(CPURayWorkerProc)
     worker.rpc_broadcast_mq = None
     worker.initialize_worker(
-        1, {}, "tcp://10.0.0.1:80", {VARIABLE: engine} if engine else {}, [0, 1]
+        1, {}, "tcp://10.0.0.1:80", {BINDING: engine} if engine else {}, [0, 1]
     )
     assert bound == [(expected, 1, 2)]

@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
-from support.combined_settings import (
-    EXCLUDED,
-    engine_settings,
-    speculative_config,
-)
+from support.combined_settings import EXCLUDED, engine_settings, speculative_config
 from support.engines import TARGET
 from support.pairwise import Pair
 
-pytestmark = pytest.mark.usefixtures("runner")
 
-
-@pytest.mark.parametrize("runner", ["v1"], indirect=True)
 @pytest.mark.parametrize(
     "excluded", EXCLUDED, ids=lambda two: " + ".join(map(" ".join, sorted(two)))
 )

@@ -64,7 +64,7 @@ def test_what_vllm_is_given(config: dict[str, Any], expected: dict[str, Any]) ->
     assert lines == []
 
 
-def test_what_came_by_a_flag_is_not_written_twice() -> None:
+def test_what_a_flag_set_is_not_written_again() -> None:
     """vLLM refuses a config and a flag for the same thing."""
     flags: dict[str, Any] = {"spec_method": "dflash", "spec_tokens": 7}
     assert written({"model": "it"}, **flags) == {

@@ -92,11 +92,7 @@ FOREIGN = {
 @pytest.mark.parametrize("written", FOREIGN)
 @pytest.mark.parametrize("method", ["dflash", None])
 def test_another_architecture_is_vllms(
-    pair: Pair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    written: str,
-    method: str | None,
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, method: str | None
 ) -> None:
     model = drafter(tmp_path / "some-dflash", architectures=[written])
     asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
@@ -111,9 +107,7 @@ def test_another_architecture_is_vllms(
 
 
 def test_dspark_as_speculators_writes_it_runs_in_vllm_with_a_hint(
-    pair: Pair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = speculators(tmp_path / "it", "dspark")
     asked = {"method": "dflash", "num_speculative_tokens": 3}
@@ -147,7 +141,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("flags", [{}, {"spec_method": "dflash"}, {"spec_tokens": 3}])
-def test_options_of_ours_mean_nothing_there(pair: Pair, flags: dict[str, Any]) -> None:
+def test_our_options_are_removed_for_vllm(pair: Pair, flags: dict[str, Any]) -> None:
     """The number of drafts is filled in, which vLLM requires and we do not."""
     args = engine_args(
         pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})

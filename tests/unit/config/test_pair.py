@@ -308,11 +308,7 @@ def test_pairs_that_vllm_takes_as_well(
     ],
 )
 def test_pairs_that_are_refused(
-    drafter: Path,
-    own: dict[str, Any],
-    config: dict[str, Any],
-    tensor: int,
-    words: str,
+    drafter: Path, own: dict[str, Any], config: dict[str, Any], tensor: int, words: str
 ) -> None:
     settings = SpeculativeSettings(model=str(drafter), **own)
     with pytest.raises(DrafterError, match=words):

@@ -135,13 +135,13 @@ def test_dashes_are_underscores() -> None:
         ({"num_speculative_tokens": 3}, {}, None),
     ],
 )
-def test_what_is_asked_of_dflash(
+def test_which_settings_select_dflash(
     config: dict[str, Any] | None, flags: dict[str, Any], requested: dict[str, Any] | None
 ) -> None:
     assert requested_settings(arguments(config, **flags)) == requested
 
 
-def test_a_vllm_that_has_dropped_a_flag_stops_nobody() -> None:
+def test_a_vllm_without_these_flags() -> None:
     plain: Any = SimpleNamespace(speculative_config=None)
     assert requested_settings(plain) is None
     drafted: Any = SimpleNamespace(speculative_config={"method": "dflash", "model": "it"})

@@ -16,7 +16,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from support import importing_support
 from support.faked_cuda import lines_on_cuda
 from vllm_dflash.config.mode import GPU_WORKER
-from vllm_dflash.config.target_class import hands_out_hidden_states
+from vllm_dflash.config.target_class import provides_hidden_states
 
 STARTS_CUDA = (
     "flashinfer.comm",
@@ -45,7 +45,7 @@ assert compared > 100, compared
 
 def said_of(architecture: str) -> bool:
     config: Any = SimpleNamespace(registry=ModelRegistry, architecture=architecture)
-    return hands_out_hidden_states(config)
+    return provides_hidden_states(config)
 
 
 def test_the_front_end_imports_nothing_that_starts_cuda() -> None:

@@ -143,7 +143,7 @@ FIXED = {"draft_length": "fixed"}
         (2, {}, "v1", False),  # its ranks use the first rank's times
     ],
 )
-def test_ranks_that_schedule_for_themselves_would_plan_by_their_own_clocks(
+def test_adaptive_lengths_with_an_external_launcher_are_left_to_vllm(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     size: int,
@@ -160,7 +160,7 @@ def test_ranks_that_schedule_for_themselves_would_plan_by_their_own_clocks(
     assert ["external_launcher" in reason for reason in reasons] == [True] * is_left
 
 
-def test_fly_keeps_what_the_target_would_not_have_written(tmp_path: Path) -> None:
+def test_fly_is_left_to_vllm(tmp_path: Path) -> None:
     """A way of verifying drafts that vLLM 0.33 has."""
     requested = write(tmp_path, architectures("DFlashDraftModel"))
     (reason,) = why({**requested, "rejection_sample_method": "fly"})

@@ -45,7 +45,7 @@ def test_embedding_and_head_are_the_targets_own_while_a_block_is_drafted() -> No
     assert target.logits_processor is before["logits_processor"]
 
 
-def test_adapters_are_back_behind_an_error() -> None:
+def test_adapters_are_back_after_an_error() -> None:
     target = Target()
     wrapper = target.logits_processor
     with pytest.raises(RuntimeError), Unadapted(target):

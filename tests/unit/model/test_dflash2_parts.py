@@ -57,7 +57,7 @@ def test_what_another_block_holds_does_not_matter() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
-def test_the_walk_takes_the_best_behind_the_token_before(
+def test_the_walk_takes_the_best_successor_of_each_token(
     blocks: int, places: int, candidates: int
 ) -> None:
     ids = torch.randint(0, 50, (blocks, places, candidates))

@@ -16,10 +16,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mha": {"num_key_value_heads": 4},
     "mqa": {"num_key_value_heads": 1},
     "one-tap": {"dflash_config": {"target_layer_ids": [3]}},
-    "six-taps": {
-        "num_target_layers": 6,
-        "dflash_config": {"target_layer_ids": [0, 1, 2, 3, 4, 5]},
-    },
+    "six-taps": {"num_target_layers": 6, "dflash_config": {"target_layer_ids": [0, 1, 2, 3, 4, 5]}},
     "block-4": {"block_size": 4},
     "block-16": {"block_size": 16},
     "biases": {"attention_bias": True},
@@ -27,10 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "five-layers": {"num_hidden_layers": 5},
     "causal": {"is_causal": True},
     "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20},
-    "mixed-windows": {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 20,
-    },
+    "mixed-windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20},
     "sliding-non-causal": {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 20,
@@ -77,10 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "partial_rotary_factor": 0.5,
     },
-    "half-of-each-head-rotated-in-pairs": {
-        "partial_rotary_factor": 0.5,
-        "is_neox_style": False,
-    },
+    "half-of-each-head-rotated-in-pairs": {"partial_rotary_factor": 0.5, "is_neox_style": False},
     "speculators-rope-of-sliding-layers": {
         "speculators": True,
         "layer_types": [SLIDING, FULL],
@@ -251,25 +242,17 @@ def test_hidden_states_equal_the_reference(pair: Pair) -> None:
     assert_close(harness.hidden, expected[0, 1:])
 
 
-@pytest.mark.usefixtures("runner")
-def test_a_target_with_more_positions_than_the_rotary_table(tmp_path: Path) -> None:
-    """Context is stored at all positions; vLLM's YaRN table has factor times original rows."""
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
-    rope["original_max_position_embeddings"] = 16
-    pair = make_pair(tmp_path, rope_parameters=rope, max_position_embeddings=32)
-    harness = DrafterHarness(pair, max_model_len=256)
-    rotary = harness.proposer.model.context.attentions[0].rotary_emb
-    assert len(rotary.cos_sin_cache) >= 256 > 2 * 16
-    harness.step([Row(0, features_of(pair, 90, seed=1), bonus=7)])
-
-
-def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path) -> None:
-    """The target's limit decides; no two of its positions have the same rotation."""
-    harness = DrafterHarness(make_pair(tmp_path, max_position_embeddings=64), max_model_len=256)
-    for attention in harness.proposer.model.context.attentions:
-        table = attention.rotary_emb.cos_sin_cache
-        assert len(table) >= 256
-        assert len(table[:256].unique(dim=0)) == 256
+def check_two_blocks(harness: Harness, pair: Pair, width: int) -> None:
+    """Check that two blocks side by side have the reference's drafts at this width."""
+    target, reference = pair.load_target(), pair.load_drafter()
+    contexts = [features_of(pair, length, seed=length) for length in (33, 50)]
+    rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
+    drafts = harness.step(rows, num_speculative_tokens=width)
+    for features, row, got in zip(contexts, rows, drafts, strict=True):
+        hidden = block_states(target, reference, features, row.bonus, width)
+        with torch.inference_mode():
+            logits, newest = reference.logits(hidden, target), reference.context(features[-1])
+            assert got == reference.choose(logits, hidden, row.bonus, newest, target).tolist()
 
 
 @pytest.mark.usefixtures("runner")
@@ -278,29 +261,12 @@ def test_positions_go_on_behind_what_the_drafter_was_trained_for(tmp_path: Path)
 def test_fewer_drafts_asked_for_than_the_drafter_was_trained_for(
     tmp_path: Path, shape: str, asked: int
 ) -> None:
-    """Two blocks side by side match the reference at width `asked` (num_speculative_tokens)."""
     pair = make_pair(tmp_path, **SHAPES[shape])
-    harness = DrafterHarness(pair, num_speculative_tokens=asked)
-    target, reference = pair.load_target(), pair.load_drafter()
-    contexts = [features_of(pair, length, seed=length) for length in (33, 50)]
-    rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
-    for features, row, got in zip(contexts, rows, harness.step(rows), strict=True):
-        hidden = block_states(target, reference, features, row.bonus, asked)
-        with torch.inference_mode():
-            logits, newest = reference.logits(hidden, target), reference.context(features[-1])
-            assert got == reference.choose(logits, hidden, row.bonus, newest, target).tolist()
+    check_two_blocks(DrafterHarness(pair, num_speculative_tokens=asked), pair, asked)
 
 
 @pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
 def test_blocks_narrower_than_the_drafter_was_trained_for(tmp_path: Path, shape: str) -> None:
-    """As the planner asks for on V1: two blocks side by side, neither of them whole."""
+    """As the planner asks for on V1."""
     pair = make_pair(tmp_path, **SHAPES[shape])
-    harness, target, reference = ProposerHarness(pair), pair.load_target(), pair.load_drafter()
-    contexts = [features_of(pair, length, seed=length) for length in (33, 50)]
-    rows = [Row(i, rows, bonus=7 + i) for i, rows in enumerate(contexts)]
-    drafts = harness.step(rows, num_speculative_tokens=3)
-    for features, row, got in zip(contexts, rows, drafts, strict=True):
-        hidden = block_states(target, reference, features, row.bonus, 3)
-        with torch.inference_mode():
-            logits, newest = reference.logits(hidden, target), reference.context(features[-1])
-            assert got == reference.choose(logits, hidden, row.bonus, newest, target).tolist()
+    check_two_blocks(ProposerHarness(pair), pair, 3)

@@ -17,7 +17,7 @@ from reference.reference_lilicorr import ReferenceLattice, walk
 from support.pairs import drafter_config, lilicorr_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import LATTICE, called_here, lattice_tensors
+from vllm_dflash.checkpoint.tensors import LATTICE, lattice_tensors, our_name
 from vllm_dflash.model.dflash2_layers import walk as walk_of_blocks
 from vllm_dflash.model.lilicorr_head import load_head, make_head
 
@@ -140,11 +140,9 @@ def test_layers_that_a_checkpoint_numbers() -> None:
             name = name.replace(called, number)
         numbered[name] = tensor
     assert sum(name not in numbered for name in tensors) == 2 + 4 + 2 * 4
-    assert {called_here(name) for name in numbered} - tensors.keys() == {
-        "layers.0.mlp.up_proj.weight"
-    }
+    assert {our_name(name) for name in numbered} - tensors.keys() == {"layers.0.mlp.up_proj.weight"}
     head = make_head(spec, None)
-    loaded = load_head(head, [(called_here(name), one) for name, one in numbered.items()])
+    loaded = load_head(head, [(our_name(name), one) for name, one in numbered.items()])
     assert {f"{LATTICE}{name}" for name in loaded} == tensors.keys()
     given = inputs(spec, 5)
     expected = reference.scores(*given)

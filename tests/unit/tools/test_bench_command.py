@@ -18,14 +18,6 @@ NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafte
 
 
 @pytest.fixture
-def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
-    """Record the comparisons that are asked for; none is run."""
-    asked: list[Comparison] = []
-    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self) or [])
-    return asked
-
-
-@pytest.fixture
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison finishes one round, and is interrupted in the second."""
 
@@ -94,6 +86,11 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     assert comparison.record.rounds == 5
     assert comparison.record.about["engine"] == comparison.engines.arguments
     assert not comparison.engines.arguments["enable_prefix_caching"]
+
+
+def test_every_engine_gets_its_ranks(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    assert bench(tmp_path, *NOT_WIDENED, "--tensor-parallel-size", "2") == 0
+    assert comparisons[0].engines.arguments["tensor_parallel_size"] == 2
 
 
 def test_other_options_of_ours_are_sides(

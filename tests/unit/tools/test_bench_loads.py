@@ -74,7 +74,7 @@ class TestClosed:
 
 
 class TestAnswers:
-    def test_so_many_are_in_flight_and_each_is_replaced(self) -> None:
+    def test_concurrency_is_kept_until_the_last_request(self) -> None:
         engine = FakeEngine()
         result = measure_answers(engine, prompts=PROMPTS[:2], answers=[1, 3, 2], concurrency=2)
         assert engine.added == list(zip([*PROMPTS[:2], PROMPTS[0]], [1, 3, 2], strict=True))

@@ -39,8 +39,7 @@ def on_cpu_with(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("features", "dtype"),
-    [(AVX2, "float32"), (AVX512, None), ({"architecture": "aarch64"}, None)],
+    ("features", "dtype"), [(AVX2, "float32"), (AVX512, None), ({"architecture": "aarch64"}, None)]
 )
 def test_without_instructions_for_bfloat16_it_is_float32(
     on_cpu_with: Any, features: dict[str, Any], dtype: str | None
@@ -85,6 +84,7 @@ def test_a_gpu_keeps_the_models_dtype(on_cpu_with: Any, monkeypatch: pytest.Monk
 def test_commands_ask_for_it(
     on_cpu_with: Any,
     monkeypatch: pytest.MonkeyPatch,
+    comparisons: list[Comparison],
     tmp_path: Path,
     features: dict[str, Any],
     dtype: str | None,
@@ -92,21 +92,17 @@ def test_commands_ask_for_it(
     on_cpu_with(features)
     asked: list[Any] = []
 
-    class Stop(ValueError):
-        pass
-
     def stop(*arguments: Any, **named: Any) -> Any:
         asked.append((arguments, named))
-        raise Stop
+        raise ValueError
 
-    monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self))
     assert cli.main(["bench", *PAIR, "--quick", "--out", str(tmp_path)]) == 0
     monkeypatch.setattr(demonstration, "demonstrate", stop)
     cli.main(["demo", *PAIR, "--out", str(tmp_path)])
     monkeypatch.setattr(verify_command, "verify_pair", stop)
     config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
     cli.main(["verify", *PAIR[:2], "--speculative-config", config])
-    comparison, ((demo_engine, *_), _), (_, verify_named) = asked
-    assert comparison.engines.arguments.get("dtype") == dtype
+    ((demo_engine, *_), _), (_, verify_named) = asked
+    assert comparisons[0].engines.arguments.get("dtype") == dtype
     assert demo_engine.get("dtype") == dtype
     assert verify_named.get("dtype") == dtype

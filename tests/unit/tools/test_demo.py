@@ -13,12 +13,7 @@ from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.demo import demonstration
-from vllm_dflash.tools.demo.demonstration import (
-    PROMPT_SHOWN,
-    Demonstration,
-    Written,
-    demonstrate,
-)
+from vllm_dflash.tools.demo.demonstration import PROMPT_SHOWN, Demonstration, Written, demonstrate
 from vllm_dflash.tools.demo_files import INSTALLED
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts
@@ -78,7 +73,7 @@ def test_refused_in_one_line(
     assert not asked
 
 
-def test_outside_a_clone_the_pair_is_the_packages(
+def test_outside_a_clone_the_installed_pair_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[dict[str, Any]]
 ) -> None:
     widened: list[Path] = []

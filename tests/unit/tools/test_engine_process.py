@@ -20,11 +20,7 @@ from support import importing_support
 from support.waiting import wait_until
 from vllm_dflash.tools import engine_process
 from vllm_dflash.tools.bench.sides import make_sides
-from vllm_dflash.tools.engine_process import (
-    EngineDied,
-    EngineProcess,
-    temporary_logs,
-)
+from vllm_dflash.tools.engine_process import EngineDied, EngineProcess, temporary_logs
 
 Start = Callable[..., EngineProcess]
 
@@ -221,7 +217,7 @@ def test_interrupting_a_wait_leaves_no_process(
 
 
 @pytest.mark.usefixtures("_interruptible")
-def test_one_that_still_starts_is_interrupted_when_nobody_waits_for_it_any_more(
+def test_dismissing_a_process_interrupts_its_start(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "SECONDS_TO_STOP", 0.1)

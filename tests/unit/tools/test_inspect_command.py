@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from support import ROOT
+from support import DEMO, ROOT
 from support.commands import examples_of
 from support.inspected import check_schema
 from support.pairs import drafter_config, save_drafter
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.inspect import inspection as result
 from vllm_dflash.tools.tables import Table
-
-DEMO = ROOT / "models" / "demo"
 
 
 def test_the_example_of_help_in_a_pipe(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from support import DEMO
 from support.engines import DRAFTER, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.arguments import duration, not_negative, positive, share, whole
@@ -26,7 +25,6 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
     ("words", "message"),
     [
         (["verify", *SPECULATIVE, *MISSING], NO_FILE),
-        (["bench", "--concurrency", "128"], "raise --max-num-seqs"),
         (["inspect", "models/demo/draftr", *PAIR[1:]], "no such folder, and not a repository name"),
         (["inspect", PAIR[0], "--target", "a/b/c"], "target 'a/b/c': no such folder, and not a"),
         (["inspect", *SWAPPED], "are the two swapped?"),
@@ -45,8 +43,6 @@ def test_usage_errors_end_with_2(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if words[:1] == ["bench"]:
-        words = [*words, "--demo", str(DEMO), "--out", str(tmp_path / "out")]
     try:
         code = cli.main(words)
     except SystemExit as stopped:

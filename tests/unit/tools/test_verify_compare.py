@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.tools.engine_answers import Finished, Request
-from vllm_dflash.tools.verify.divergence import (
-    FIRST_PIECE,
-    Divergence,
-    Text,
-    Tokens,
-    compare_all,
-)
+from vllm_dflash.tools.verify.divergence import FIRST_PIECE, Divergence, Text, Tokens, compare_all
 
 STOP = 0
 VOCABULARY = 6
@@ -127,7 +121,7 @@ def test_a_stop_token_at_the_end_of_a_piece() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, VOCABULARY - 1))
-def test_a_text_that_goes_on_behind_its_end(limit: int, token: int) -> None:
+def test_a_text_that_goes_on_after_its_end(limit: int, token: int) -> None:
     plain = Plain()
     text = plain.write(PROMPT, limit)
     (found,) = plain.compare((*text, token, token), limit=limit)
@@ -154,7 +148,7 @@ def test_many_texts_share_rounds(texts: list[Tokens]) -> None:
     assert all(len({*requests}) == len(requests) for requests in together.rounds)
 
 
-def test_an_answer_too_few_is_no_answer() -> None:
+def test_a_missing_answer_is_an_error() -> None:
     plain = Plain()
     text = plain.write(PROMPT, 20)
     wrong = Text(PROMPT, text, (text[0] % 5 + 1, *text[1:]), 20)

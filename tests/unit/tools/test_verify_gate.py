@@ -26,11 +26,7 @@ class Counting(EngineAnswers):
     def __init__(self, wrong: dict[int, int] | None = None, **facts: Any) -> None:
         self.wrong = wrong or {}
         """What it writes instead of a number."""
-        self.known: Any = {
-            "dtype": "bfloat16",
-            "max_model_len": 100,
-            "max_num_seqs": 4,
-        } | facts
+        self.known: Any = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4} | facts
         self.known.setdefault("drafter", None)
         self.submitted: list[tuple[int, int]] = []
         self.drafts = 0.0
@@ -126,7 +122,7 @@ def test_identical() -> None:
     assert plain.submitted == [(3, 3)]
 
 
-def test_a_tie_and_what_comes_behind_it() -> None:
+def test_a_tie_and_what_follows_it() -> None:
     """5 instead of 4 leaves a text that is the target's own again: 1 2 3 5 6 7 8 9."""
     result = gate(Counting({4: 5}))
     level = result.levels[1]
@@ -214,7 +210,7 @@ def test_engines_that_differ_are_not_compared() -> None:
         gate(Counting(max_model_len=64), Counting())
 
 
-def test_a_judge_that_cannot_say_exonerates_nobody() -> None:
+def test_an_unknown_regret_is_no_tie() -> None:
     class Silent(Counting):
         def advance(self, seconds: float) -> list[Finished]:
             done = super().advance(seconds)
@@ -224,7 +220,7 @@ def test_a_judge_that_cannot_say_exonerates_nobody() -> None:
     assert gate(Counting({4: 5}), Silent()).verdict == "regression"
 
 
-def test_plain_decoding_that_drafts_is_no_witness() -> None:
+def test_plain_decoding_must_not_draft() -> None:
     with pytest.raises(ValueError, match="drafts as well"):
         gate(Counting(), Counting(drafter="somebody"))
 

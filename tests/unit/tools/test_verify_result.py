@@ -34,11 +34,7 @@ def test_a_verdict_is_of_all_levels(levels: list[Level], verdict: str, exit_code
 
 @pytest.mark.parametrize(
     ("regrets", "worst"),
-    [
-        ((0.1, 3.0, 0.2), 1),
-        ((0.1, math.inf, 3.0), 1),
-        ((math.nan, 0.1, 3.0), 0),
-    ],
+    [((0.1, 3.0, 0.2), 1), ((0.1, math.inf, 3.0), 1), ((math.nan, 0.1, 3.0), 0)],
 )
 def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
     """Values that cannot be compared are worse than any that can; the first of equals counts."""

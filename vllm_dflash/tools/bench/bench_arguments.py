@@ -23,11 +23,7 @@ from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
 from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.vllms_own import OWN_KEYS
 
-FULL: dict[str, Any] = {
-    "seconds": 6.0,
-    "rounds": 5,
-    "concurrency": [1, 2, 4, 8, 16, 32],
-}
+FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 OF_DATASETS = {"concurrency": [1, 8], "rounds": 2}
 """Defaults of the arguments with these names."""

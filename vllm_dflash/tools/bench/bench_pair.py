@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_dflash.tools.bench import widen
@@ -29,24 +29,6 @@ def given_pair(target: str | None, drafter: str | None) -> Pair | None:
     return Pair(target, drafter, f"{target} and {drafter}")
 
 
-def demo_pair(
-    demo: Path,
-    out: Path,
-    positions: int,
-    target: Shape | None = WIDE_TARGET,
-    drafter: Shape | None = WIDE_DRAFTER,
-) -> Pair:
-    """Write a widened copy of the demo pair to `out`, whose configs allow `positions` tokens.
-
-    Its name says if these are more than the original's. Sizes are as for `widen_pair`.
-    """
-    pair = widened_demo(demo, out, target, drafter, positions)
-    config = json.loads((demo / "target" / "config.json").read_text())
-    if positions > config["max_position_embeddings"]:
-        pair = replace(pair, name=f"{pair.name}, {positions:,} positions")
-    return pair
-
-
 def widened_demo(
     demo: Path,
     out: Path,
@@ -56,7 +38,8 @@ def widened_demo(
 ) -> Pair:
     """Widen the demo pair to the cost of a larger one, without changing what it computes.
 
-    The result is cached in `out`. Sizes are as for `widen_pair`.
+    The result is cached in `out`. Sizes are as for `widen_pair`. The pair's name says if it allows
+    more `positions` than the original.
     """
     if not (demo / "target").is_dir():
         raise ValueError(
@@ -77,4 +60,7 @@ def widened_demo(
     if target and drafter:
         layers = f"{target.layers} and {drafter.layers} layers"
         name = f"demo pair widened to {layers} of width {target.hidden}"
+    config = demo / "target" / "config.json"
+    if positions and positions > json.loads(config.read_text())["max_position_embeddings"]:
+        name += f", {positions:,} positions"
     return Pair(str(wide / "target"), str(wide / "drafter"), name)

@@ -122,13 +122,13 @@ def seen(records: Sequence[Mapping[str, Any]]) -> list[str]:
     steps = np.concatenate([one["tokens"][1:] for one in records])
     accepted = [(steps > number).mean() for number in range(1, POSITIONS + 1) if len(steps)]
     waits = [one["seconds"] for one in records]
-    behind = token_seconds(waits, tokens)
+    per_token = token_seconds(waits, tokens)
     cells = [
         f"{steps.mean():.2f}" if len(steps) else "",
         " ".join(f"{part:.2f}" for part in accepted if part),
         f"{sum(tokens) / sum(waited[-1] for waited in waits):.1f}",
     ]
-    for waited in ([one[0] for one in waits], behind, np.concatenate([*map(np.diff, waits)])):
+    for waited in ([one[0] for one in waits], per_token, np.concatenate([*map(np.diff, waits)])):
         quantiles = 1000 * np.quantile(waited, [0.5, 0.99]) if len(waited) else []
         cells += [f"{one:.0f}" for one in quantiles] or ["", ""]
     return cells

@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools.bench.bench_datasets import given_dataset
-from vllm_dflash.tools.bench.bench_pair import Pair, demo_pair, given_pair
+from vllm_dflash.tools.bench.bench_pair import Pair, given_pair, widened_demo
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
@@ -75,7 +75,7 @@ class BenchSetup:
         """Return the user's pair, or a widened copy of the demo pair."""
         parsed = self.parsed
         pair = given_pair(parsed.target, parsed.drafter)
-        return pair or demo_pair(parsed.demo, parsed.out, self.max_model_len)
+        return pair or widened_demo(parsed.demo, parsed.out, positions=self.max_model_len)
 
     def engine_arguments(self, target: str) -> dict[str, Any]:
         """Return vLLM's arguments of every engine, except for its share of the memory."""

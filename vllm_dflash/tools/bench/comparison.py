@@ -13,12 +13,7 @@ from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
 from vllm_dflash.tools.bench.bench_plan import Measurement, Workload
 from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.bench_report import comparison_table
-from vllm_dflash.tools.bench.sides import (
-    PLAIN,
-    PLUGIN,
-    Side,
-    SideEngines,
-)
+from vllm_dflash.tools.bench.sides import PLAIN, PLUGIN, Side, SideEngines
 from vllm_dflash.tools.engine_answers import Facts
 from vllm_dflash.tools.progress import Progress
 

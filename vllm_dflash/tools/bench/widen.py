@@ -144,14 +144,10 @@ def widen(
     for layer in range(old.layers, shape.layers):
         for name in [name for name in weights if ".layers.0." in f".{name}"]:
             new = name.replace("layers.0.", f"layers.{layer}.")
-            result[new] = _identity(name, result[name])
+            # An identity layer: its two output projections are zero.
+            is_output = name.split(".")[-2] in ("o_proj", "down_proj")
+            result[new] = torch.zeros_like(result[name]) if is_output else result[name].clone()
     return result
-
-
-def _identity(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of an identity layer: zeros for its two output projections, else a copy."""
-    is_output = name.split(".")[-2] in ("o_proj", "down_proj")
-    return torch.zeros_like(tensor) if is_output else tensor.clone()
 
 
 def _padded(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -76,12 +76,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
         show_speeds,
         show_text,
     )
-    from vllm_dflash.tools.prompts import (
-        QUESTIONS,
-        default_prompts,
-        held_out_beside,
-        read_prompts,
-    )
+    from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, held_out_beside, read_prompts
 
     demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
@@ -92,8 +87,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     is_told = parsed.prompts or held_out_beside(target).is_file()
     questions = None if is_told else read_prompts(QUESTIONS)
     if pair is None:
-        widened = parsed.out / "widened"
-        name = f"widening the demo pair to 200 M parameters: {widened}"
+        name = f"widening the demo pair to 200 M parameters: {parsed.out / 'widened'}"
         with progress.stage(name):
             pair = widened_demo(demo, parsed.out)
         if not parsed.prompts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -26,6 +27,7 @@ ANSWER = "\n\n"
 PROMPT_SHOWN = 160
 """Characters of a prompt's end to show, and to use if the text is only continued."""
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
+"""Names for newcomers, by kind of side."""
 STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
 
 
@@ -49,12 +51,6 @@ class Demonstration:
     )
     """Results by concurrency and by name of side."""
 
-    def identical(self, concurrency: int, side: Side) -> int:
-        """Count texts that are identical to plain decoding's, token by token."""
-        level = self.levels[concurrency]
-        pairs = zip(level[side.name].texts, level[PLAIN].texts, strict=True)
-        return sum(mine == plain for mine, plain in pairs)
-
     @property
     def all_identical(self) -> bool:
         """Whether every side wrote what plain decoding wrote."""
@@ -72,7 +68,7 @@ def demonstrate(
     tokens: int,
     progress: Progress,
     show: Callable[[str, Iterator[list[str]]], None],
-    questions: list[str] | None = None,
+    questions: list[str] | None,
 ) -> Demonstration:
     """Generate texts of up to `tokens` tokens on every side, one engine after the other.
 
@@ -164,22 +160,18 @@ def _speeds(found: Demonstration) -> Table:
         for side in found.sides:
             written = level[side.name]
             rate, length = written.tokens_per_second, written.acceptance_length
-            same = f"{found.identical(count, side)} of {len(written.texts)}"
+            same = sum(map(eq, written.texts, level[PLAIN].texts))
+            name = NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
             table.add_row(
-                Text(f"  {_name(side)}"),
+                Text(f"  {name}"),
                 Text("█" * max(1, round(BAR * rate / fastest))),
                 f"{rate:.1f}",
                 "" if side.name == PLAIN else f"{rate / plain:.2f}x",
                 "" if length is None else f"{length:.2f}",
-                "" if side.name == PLAIN else same,
+                "" if side.name == PLAIN else f"{same} of {len(written.texts)}",
                 style=STYLES[side.kind],
             )
     return table
-
-
-def _name(side: Side) -> str:
-    """Return a side's name for newcomers."""
-    return NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
 
 
 def _notes(found: Demonstration) -> Iterator[str]:

@@ -19,15 +19,15 @@ from vllm_dflash.checkpoint.headers import (
 )
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
-    beside_target,
+    adapt_to_target,
     pair_faults,
     target_faults,
 )
 from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
-from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, without_frame
+from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, one_line
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
-from vllm_dflash.config.left_to_vllm import of_target
+from vllm_dflash.config.left_to_vllm import target_reasons
 from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
 from vllm_dflash.tools.inspect.memory import inspect_memory
@@ -73,11 +73,13 @@ def inspect_pair(
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=model.max_model_len,
     )
-    remarks, spec = len(spec.remarks), beside_target(spec, facts)
+    remarks, spec = len(spec.remarks), adapt_to_target(spec, facts)
     found.warnings += spec.remarks[remarks:]
     found.faults += [Fault("target", message) for message in target_faults(facts)]
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
-    found.warnings += [f"vLLM's own DFlash runs this target: {why}" for why in of_target(model)]
+    found.warnings += [
+        f"vLLM's own DFlash runs this target: {why}" for why in target_reasons(model)
+    ]
     if spec.max_position_embeddings < model.max_model_len:
         then = "longer ones continue without drafts"
         if spec.positions_go_on:
@@ -163,7 +165,7 @@ def _read_target(target: str, engine: Mapping[str, Any]) -> tuple[ModelConfig, P
         model = args.create_model_config()
         return model, target_facts(model)
     except Exception as error:  # an arbitrary config can fail in arbitrary ways
-        why = without_frame(error) or type(error).__name__
+        why = one_line(error) or type(error).__name__
         remedy = (
             "" if looks_local(target) else " Download it first, and pass the folder, or try again."
         )

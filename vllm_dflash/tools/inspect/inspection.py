@@ -162,8 +162,8 @@ def _drafter(spec: DrafterSpec, tensors: TensorFacts | None) -> Rows:
         rows.append(("quantised", f"{spec.quantization}, run by vLLM's quantised layers"))
     if tensors is not None:
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in tensors.dtypes.items())
-        files = f"{', '.join(tensors.files)} ({dtypes})"
-        rows.append(("tensors", f"{_stored(tensors.parameters, tensors.num_bytes)} in {files}"))
+        stored = f"{tensors.parameters:,} parameters, {_size(tensors.num_bytes)}"
+        rows.append(("tensors", f"{stored} in {', '.join(tensors.files)} ({dtypes})"))
     return rows
 
 
@@ -200,10 +200,6 @@ def _memory(facts: MemoryFacts) -> Rows:
     if facts.drafter_cache_per_token is not None:
         rows.append(("drafter's K/V per token", _size(facts.drafter_cache_per_token)))
     return rows
-
-
-def _stored(parameters: int, num_bytes: int) -> str:
-    return f"{parameters:,} parameters, {_size(num_bytes)}"
 
 
 def _size(num_bytes: int) -> str:

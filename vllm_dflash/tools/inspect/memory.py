@@ -17,7 +17,6 @@ from vllm_dflash.tools.inspect.inspection import Inspection, MemoryFacts
 
 VOCABULARY_ALIGNMENT = 64
 """vLLM pads embeddings and heads to a multiple of this many rows."""
-D2T_BYTES = 8
 SPLIT = (
     *("q_proj.weight", "q_proj.bias", "o_proj.weight", "attention_sink_bias"),
     *("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
@@ -27,7 +26,6 @@ PER_KV_HEAD = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 COUNTED = {"auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
 COUNTED |= {"fp8_per_token_head", "int8_per_token_head"}
 """Cache dtypes that do not pack numbers; the last two also keep scales."""
-SCALE_BYTES = 4
 
 
 def inspect_memory(
@@ -79,7 +77,7 @@ def cache_bytes(spec: DrafterSpec, model: ModelConfig, tp_size: int, cache_dtype
     if resolved.endswith("per_token_head"):
         if current_platform.is_cpu():
             raise ValueError(f"vLLM has no kernels for a {resolved} cache on CPUs")
-        scale = SCALE_BYTES
+        scale = 4  # bytes
     itemsize = kv_cache_dtype_str_to_dtype(resolved, model).itemsize
     heads = max(1, spec.num_kv_heads // drafter_ranks(spec, tp_size))
     return 2 * heads * spec.num_layers * (spec.head_dim * itemsize + scale)
@@ -110,7 +108,7 @@ def loaded_weights(
 
     parts = quantised_parts(spec, found.keys())
     own_vocabulary = found.keys() | required_vocabulary(spec)
-    num_bytes = D2T_BYTES * spec.draft_vocab_size if "d2t" in own_vocabulary else 0
+    num_bytes = 8 * spec.draft_vocab_size if "d2t" in own_vocabulary else 0  # int64
     for name, inside in parts.items():
         num_bytes += on_a_rank(name, sum(found[part].num_bytes for part in inside))
     numbers = sum(

@@ -82,7 +82,7 @@ def compare(
         if not ends:
             asked = min(FIRST_PIECE, text.limit - next_one)
             requests.append(Request((*before, got), asked))
-        scored, *behind = yield requests
+        scored, *rest = yield requests
         # An unknown regret must not pass as a tie.
         regret = math.nan if scored.regret is None else scored.regret
         found.append(Divergence(at, got, wanted, regret))
@@ -90,7 +90,7 @@ def compare(
             if next_one < len(ours):
                 found.append(Divergence(next_one, ours[next_one], None, math.inf))
             return found
-        start, plain = next_one, tuple(behind[0].tokens)
+        start, plain = next_one, tuple(rest[0].tokens)
 
 
 def compare_all(

@@ -14,13 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.tools.arguments import (
-    add_number,
-    add_prompts,
-    json_object,
-    not_negative,
-    positive,
-)
+from vllm_dflash.tools.arguments import add_number, add_prompts, json_object, not_negative, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.engine_answers import EngineAnswers
@@ -31,7 +25,6 @@ from vllm_dflash.tools.tables import Table
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Verification
 
-OUR_PLUGIN = "dflash"
 VERDICTS = {
     "lossless": "lossless: DFlash writes what plain decoding writes",
     "regression": "REGRESSION: DFlash writes what plain decoding would not",
@@ -41,7 +34,6 @@ WITH_TIES = (
     "lossless but for rounding: where the texts differ, plain decoding finds both tokens equally"
     " likely, to within {:g} nat"
 )
-FIX_LENGTHS = 'add "draft_length": "fixed" to the speculative config to draft in every step.'
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -205,7 +197,7 @@ def other_plugins() -> list[str]:
     else:
         entries = (one for package in distributions() for one in package.entry_points)
         names = {one.name for one in entries if one.group.startswith("vllm.")}
-    return sorted(names - {OUR_PLUGIN})
+    return sorted(names - {"dflash"})
 
 
 def make_table(result: Verification) -> Table:
@@ -235,8 +227,8 @@ def make_notes(result: Verification) -> list[str]:
         if level.worst is not None
     ]
     notes += [
-        f"no draft was verified at concurrency {level.concurrency}, so nothing was tested there: "
-        + FIX_LENGTHS
+        f"no draft was verified at concurrency {level.concurrency}, so nothing was tested there:"
+        ' add "draft_length": "fixed" to the speculative config to draft in every step.'
         for level in result.levels
         if not level.drafts_verified
     ]

@@ -1,4 +1,4 @@
-"""`vllm-dflash inspect`: how much KV cache a pair takes, by ranks, windows and types."""
+"""`vllm-dflash inspect`: how much memory a drafter takes: its weights, its KV cache."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 from vllm.platforms import current_platform
 
 from support.inspected import SMALL, inspect
-from support.pairs import Pair, changed_drafter
+from support.pairs import Pair, changed_drafter, drafter_config
 from support.targets import make_target
+from vllm_dflash.checkpoint.headers import Tensor
+from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.tools.inspect.inspection import make_tables
+from vllm_dflash.tools.inspect.memory import loaded_weights
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -66,11 +69,7 @@ def test_windows_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_quantised_caches(
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    cache: str,
-    drafters: str | None,
-    num_bytes: int,
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, cache: str, drafters: str | None, num_bytes: int
 ) -> None:
     """Two layers with 2 heads of 32 numbers each; on CPUs there are no scales."""
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: "token" not in cache)
@@ -89,3 +88,25 @@ def test_what_vllm_packs_is_not_counted(pair: Pair, packed: str) -> None:
     assert found.memory is not None
     assert found.memory.drafter_cache_per_token is None
     assert any("KV cache" in one for one in found.not_checked)
+
+
+def test_ranks_divide_the_weights() -> None:
+    """Two ranks halve all but the context's projection and the norms; a head is never halved."""
+    spec = parse_config("it", drafter_config(num_key_value_heads=1))
+    one, two = loaded_weights(spec, {}, 2, 1), loaded_weights(spec, {}, 2, 2)
+    kept_rows = spec.hidden_size * len(spec.taps) * spec.hidden_size + 2 * spec.hidden_size  # norms
+    per_layer = 2 * spec.hidden_size + 2 * spec.head_dim  # norms
+    per_layer += 2 * spec.head_dim * spec.hidden_size  # the only key/value head
+    stacked = 2 * spec.head_dim * spec.hidden_size + spec.head_dim  # the same, for the context
+    kept = 2 * (kept_rows + spec.num_layers * (per_layer + stacked))
+    assert two - kept == (one - kept) / 2
+
+
+def test_all_ranks_share_a_vocabulary_of_its_own() -> None:
+    """Even if the layers do not divide and are whole on each rank."""
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    spec = parse_config("it", drafter_config(**shape))
+    own = {"embed_tokens.weight": Tensor((spec.vocab_size, spec.hidden_size), "F32")}
+    for ranks in (1, 2, 4):
+        layers, whole = (loaded_weights(spec, found, 4, ranks) for found in ({}, own))
+        assert whole - layers == spec.vocab_size // ranks * spec.hidden_size * 4
