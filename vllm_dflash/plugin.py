@@ -203,7 +203,7 @@ def _wrap_front_end() -> None:
                 **kwargs,
                 has_watermark=getattr(self, "watermark_config", None) is not None,
             )
-            if reasons and requested.get("require", False) is not False:
+            if reasons and requested.get("require") not in (None, False):
                 raise ValueError(
                     f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'
                     " true in the speculative config, vLLM's own DFlash runs it."
@@ -273,18 +273,24 @@ def _select(
     from vllm.logger import init_logger
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    from vllm_dflash.config.engine_settings import make_room_for_prompts, refuse, remarks
+    from vllm_dflash.config.engine_settings import (
+        choose_step_size,
+        make_room_for_prompts,
+        refuse,
+        remarks,
+    )
     from vllm_dflash.config.pair import resolve
 
     parallel = target_parallel_config
     refuse(engine_args, parallel)
+    choose_step_size(engine_args, target_model_config, parallel)
     mode = resolve(settings, drafter_config, target_model_config, engine_args, parallel)
     log = init_logger("vllm.dflash")
     for remark in mode.drafter.remarks:
         log.warning_once("drafter %r: %s", settings.model, remark)
     for remark in remarks(engine_args, target_model_config, mode):
         log.warning_once("%s", remark)
-    make_room_for_prompts(engine_args, target_model_config, parallel, mode.num_speculative_tokens)
+    make_room_for_prompts(engine_args, target_model_config, mode.num_speculative_tokens)
     parallel.worker_cls = worker_here()
     engine_args.additional_config = {
         **engine_args.additional_config,

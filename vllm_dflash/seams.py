@@ -73,7 +73,16 @@ vllm.engine.arg_utils:EngineArgs.
     _set_default_max_num_seqs_and_batched_tokens_args(self usage_context model_config
         parallel_config)
     create_speculative_config(self target_model_config target_parallel_config)
+    disable_hybrid_kv_cache_manager
+    enable_chunked_prefill
+    enable_lora
+    load_format
+    lora_target_modules
     max_num_active_seqs
+    scheduler_cls
+    spec_method
+    spec_tokens
+    watermark_config
 vllm.config.speculative:SpeculativeConfig._is_custom_proposer_path(model)
 vllm.config.speculative:SpeculativeConfig.max_num_new_slots_for_drafting
 vllm.model_executor.models.registry:

@@ -28,7 +28,7 @@ from support.schedules import (
 )
 from vllm_dflash.engine.v2 import exchange
 from vllm_dflash.planning import window as window_module
-from vllm_dflash.planning.window import Window, WindowChooser
+from vllm_dflash.planning.window import Chosen, Window, WindowChooser
 
 pytestmark = pytest.mark.emulated
 SLOW = pytest.mark.slow
@@ -162,9 +162,9 @@ def test_graphs_follow_windows_that_change_from_step_to_step(
         turns = cycle([Window(), *[Window(tokens=8, shortest=40, octave=0)] * 2])
         chosen: list[Window] = []
 
-        def choose(*_: Any, turns: Any = turns, chosen: Any = chosen) -> Window:
+        def choose(*_: Any, turns: Any = turns, chosen: Any = chosen) -> Chosen:
             chosen.append(next(turns))
-            return chosen[-1]
+            return Chosen(chosen[-1], chosen[-1])
 
         monkeypatch.setattr(WindowChooser, "choose", choose)
         settings = {**scenario.settings, "max_model_len": 256}

@@ -43,7 +43,7 @@ from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.planning import window as window_module
 from vllm_dflash.planning.ahead import PlanAhead
-from vllm_dflash.planning.window import Window, WindowChooser
+from vllm_dflash.planning.window import Chosen, Window, WindowChooser
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
@@ -139,7 +139,7 @@ def shared(way: str) -> Iterator[LLM]:
         if way == CHOSEN:
             speculative["draft_window"] = "auto"
             patch.setattr(window_module, "TOKENS", (DRAFT_WINDOW,))
-            patch.setattr(WindowChooser, "choose", lambda *_: CHOSEN_WINDOW)
+            patch.setattr(WindowChooser, "choose", lambda *_: Chosen(CHOSEN_WINDOW, CHOSEN_WINDOW))
         scheduling = way if way in SCHEDULING else SCHEDULING[-1]
         attention = triton_attention() if way == TREES else nullcontext()
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:

@@ -162,7 +162,7 @@ def test_blocks_that_change_hands_leave_nothing_behind(llm: LLM, prompt: list[in
     that can be found again."""
     drafts(llm, Never(7))
     run(llm, prompt)
-    waiting = len(proposer_of(llm).host.backlog)
+    waiting = proposer_of(llm).host.backlog._count
     run(llm, [5, 6, 7], new_tokens=1)  # tells the worker that the other one has ended
     assert waiting > 64
-    assert len(proposer_of(llm).host.backlog) <= 64 + 3 + 32  # of 94 tokens, two full blocks
+    assert proposer_of(llm).host.backlog._count <= 64 + 3 + 32  # of 94 tokens, two full blocks

@@ -91,7 +91,7 @@ def test_older_ones_run_vllms_own(
     assert all(repr(option) in line for option in OURS)
 
 
-@pytest.mark.parametrize("required", [False, True, "true"])
+@pytest.mark.parametrize("required", [False, None, True, "true"])
 @pytest.mark.parametrize(
     "path",
     [
@@ -119,7 +119,7 @@ def test_a_process_that_would_not_start_is_vllms_before_anything_does(
         assert [line for line in lines if line.startswith("ERROR")]
         return
     with log_lines() as lines:
-        assert not is_ours(pair.start({"require": False, **OURS}))
+        assert not is_ours(pair.start({"require": required, **OURS}))
     assert len([line for line in lines if path in line and "stays out" in line]) == 1
 
 

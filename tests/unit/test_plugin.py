@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -304,7 +305,15 @@ def test_a_model_whose_every_request_would_be_refused_is_said(
 
 @pytest.mark.parametrize(
     ("sizes", "longest"),
-    [((2048, 128), 7), ((2048, 500), 3), ((256, 128), 1), ((128, 128), 0), ((None, None), 7)],
+    [
+        ((2048, 128), 7),
+        ((2048, 500), 3),
+        ((256, 128), 1),
+        ((128, 128), 0),
+        ((None, None), 7),  # 4,096 rows for 256 requests
+        ((None, 512), 7),
+        ((None, 600), 5),
+    ],
 )
 def test_drafts_beside_lora_have_the_rows_that_vllm_wants(
     pair: Pair, sizes: tuple[int | None, int | None], longest: int
@@ -322,7 +331,14 @@ def test_drafts_beside_lora_have_the_rows_that_vllm_wants(
     said = [line for line in lines if "with LoRA" in line]
     assert len(said) == (longest < 7)
     assert not said or f"so drafts have up to {longest} tokens" in said[0]
-    assert not said or f"--max-num-batched-tokens {8 * (most or 0)} or" in said[0]
+    if said:
+        found = re.search(r"--max-num-batched-tokens (\d+) or --max-num-seqs (\d+) has", said[0])
+        assert found is not None
+        for name, value in zip(
+            ("max_num_batched_tokens", "max_num_seqs"), found.groups(), strict=True
+        ):
+            remedied = pair.start(**asked | {name: int(value)})
+            assert remedied.speculative_config.num_speculative_tokens == 7
 
 
 @pytest.mark.parametrize("is_server", [True, False])

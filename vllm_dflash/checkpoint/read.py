@@ -98,6 +98,10 @@ def config_field(config: Mapping[str, Any], name: str) -> Any:
     return config.get(name) if inside is None else inside
 
 
+LENGTH = "max_position_embeddings"
+LIMIT = ' How long requests are drafted is "max_model_len" of the speculative config.'
+
+
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
@@ -113,14 +117,11 @@ def parse_overridden(
             without = parse_config(model, config, others)
         except DrafterError:  # this override fixes it
             return False
-        return without.model_copy(update={"remarks": spec.remarks}) == spec
+        read: dict[str, Any] = {"remarks": spec.remarks}
+        if name == LENGTH:  # vLLM reads it from the file
+            read[LENGTH] = spec.max_position_embeddings
+        return without.model_copy(update=read) == spec
 
-    length = "max_position_embeddings"
-    if length in overrides and config_field(config, length) not in (None, overrides[length]):
-        raise DrafterError(
-            f"drafter {model!r}: drafter_overrides: {length} does not change how long requests are"
-            ' drafted. Set "max_model_len" in the speculative config.'
-        )
     spec = parse_config(model, config, overrides)
     if (
         config.get("speculators_model_type") is not None
@@ -134,7 +135,7 @@ def parse_overridden(
     if idle := [name for name in overrides if is_idle(name)]:
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how the drafter is"
-            " read. Correct or remove it."
+            f" read. Correct or remove it.{LIMIT if LENGTH in idle else ''}"
         )
     return spec
 

@@ -47,13 +47,12 @@ def read_by_vllm(
     Raises:
         DrafterError: vLLM cannot read the drafter's config; names the field.
     """
+    limit = engine_args.speculative_config.get("max_model_len")
+    is_beyond = isinstance(limit, int) and limit > drafter.max_position_embeddings
+    if is_beyond := is_beyond and drafter.positions_go_on:  # vLLM would refuse it
+        del engine_args.speculative_config["max_model_len"]
     asked = copy.copy(engine_args)  # vLLM modifies the original
     asked.speculative_config = dict(engine_args.speculative_config)
-    limit = engine_args.speculative_config.get("max_model_len")
-    if not (drafter.positions_go_on and isinstance(limit, int)):
-        limit = None
-    elif limit > drafter.max_position_embeddings:  # vLLM would refuse it
-        del engine_args.speculative_config["max_model_len"]
     trusted, target.trust_remote_code = target.trust_remote_code, False
     try:
         speculative_config = read(engine_args)
@@ -64,12 +63,13 @@ def read_by_vllm(
         raise fault from error
     finally:
         target.trust_remote_code = trusted
-    return describe_to_vllm(speculative_config, drafter, limit)
+    assert speculative_config is not None
+    if is_beyond:
+        speculative_config.max_model_len = limit
+    return describe_to_vllm(speculative_config, drafter)
 
 
-def describe_to_vllm(
-    config: SpeculativeConfig, drafter: DrafterSpec, limit: int | None = None
-) -> SpeculativeConfig:
+def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> SpeculativeConfig:
     """Correct the fields that vLLM itself reads in its copy of the draft config.
 
     - Taps and mask token, which checkpoints keep in several places.
@@ -79,13 +79,13 @@ def describe_to_vllm(
     - The architectures of DFlash 2 and LiLiCorr, which vLLM refuses on V1. Our draft model
       implements all three.
     - The drafter's length: unless `positions_go_on`, vLLM 0.33 lowers the target's limit to it on
-      V2. Ours does not draft for longer requests instead; `limit`: what the user wants.
+      V2. Ours does not draft for longer requests instead.
     """
     draft = config.draft_model_config
     length = draft.max_model_len
     draft.max_model_len = max(length, config.target_model_config.max_model_len)
     if drafter.positions_go_on:
-        length = min(limit or draft.max_model_len, draft.max_model_len)
+        length = min(config.max_model_len or draft.max_model_len, draft.max_model_len)
     draft.model_arch_config.architectures = [ARCHITECTURE]
     for hf_config in (draft.hf_config, draft.hf_text_config):
         hf_config.architectures = [ARCHITECTURE]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 from typing import TYPE_CHECKING
 
 from vllm_dflash.config.mode import (
@@ -28,7 +27,7 @@ MANY_REQUESTS = 1 << 16
 
 def remove_our_settings(engine_args: EngineArgs) -> None:
     """Remove what we wrote into these arguments, if another config was made from them before."""
-    others = dict(engine_args.additional_config or {})
+    others = dict(getattr(engine_args, "additional_config", None) or {})
     written = others.pop(ADDITIONAL_CONFIG_KEY, None)
     if written is None:
         return
@@ -64,35 +63,31 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
         raise ValueError(" ".join(faults))
 
 
-def step_sizes(
+def choose_step_size(
     engine_args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
-) -> list[tuple[int, int]]:
-    """Return the `max_num_batched_tokens` and `max_num_seqs` that vLLM may choose, which depend on
-    who starts the engine."""
+) -> None:
+    """Write vLLM's defaults of `max_num_batched_tokens` and `max_num_seqs` into the arguments now,
+    where drafts depend on them: with LoRA, and without chunked prefill."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    is_server, sizes = isinstance(engine_args, AsyncEngineArgs), []
-    starter = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
-    for usage in (starter, UsageContext.ENGINE_CONTEXT):
-        trial = copy(engine_args)
-        trial._set_default_max_num_seqs_and_batched_tokens_args(usage, target, parallel)
-        assert trial.max_num_batched_tokens is not None
-        assert trial.max_num_seqs is not None
-        sizes.append((trial.max_num_batched_tokens, trial.max_num_seqs))
-    return sizes
+    if engine_args.enable_lora or engine_args.enable_chunked_prefill is False:
+        is_server = isinstance(engine_args, AsyncEngineArgs)
+        starter = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
+        engine_args._set_default_max_num_seqs_and_batched_tokens_args(starter, target, parallel)
 
 
-def longest_beside_lora(width: int, sizes: list[tuple[int, int]]) -> int:
+def longest_beside_lora(width: int, rows: int, most: int) -> int:
     """Return how long drafts of up to `width` tokens may be with LoRA, for which vLLM wants rows
-    for the drafts of as many requests as it admits; `sizes`: see `step_sizes`.
+    for the drafts of as many requests as it admits.
+
+    `rows`: `max_num_batched_tokens`; `most`: `max_num_seqs`.
 
     Raises:
         ValueError: it has none.
     """
     from vllm.logger import init_logger
 
-    rows, most = min(sizes, key=lambda size: size[0] / size[1])
     longest = rows // most - 1
     if longest >= width:
         return width
@@ -100,10 +95,8 @@ def longest_beside_lora(width: int, sizes: list[tuple[int, int]]) -> int:
         f"with LoRA, vLLM needs 1 + K rows in a step for each of {most} requests (max_num_seqs), K"
         f" being the longest draft, and has {rows} (max_num_batched_tokens)"
     )
-    remedy = (
-        f"--max-num-batched-tokens {most * (1 + width)} or --max-num-seqs {rows // (1 + width)}"
-        f" has room for {width}"
-    )
+    fewer = f" or --max-num-seqs {rows // (1 + width)}" if rows > width else ""
+    remedy = f"--max-num-batched-tokens {most * (1 + width)}{fewer} has room for {width}"
     if longest < 1:
         raise ValueError(f"{needs}: {remedy}.")
     init_logger("vllm.dflash").warning_once(
@@ -112,19 +105,14 @@ def longest_beside_lora(width: int, sizes: list[tuple[int, int]]) -> int:
     return longest
 
 
-def make_room_for_prompts(
-    engine_args: EngineArgs, target: ModelConfig, parallel: ParallelConfig, longest: int
-) -> None:
-    """Without chunked prefill, let the longest prompt fit a step of vLLM 0.32 beside the rows that
-    it keeps for a draft of `longest` tokens. Otherwise that prompt waits for ever."""
-    if engine_args.enable_chunked_prefill is not False:
+def make_room_for_prompts(engine_args: EngineArgs, target: ModelConfig, longest: int) -> None:
+    """Without chunked prefill, let the longest prompt fit a step beside the rows that vLLM 0.32
+    keeps for drafts, `longest` tokens at most. Otherwise that prompt waits for ever."""
+    rows, length = engine_args.max_num_batched_tokens, target.max_model_len
+    if engine_args.enable_chunked_prefill is not False or rows is None:
         return
-    given, needed = engine_args.max_num_batched_tokens, target.max_model_len + longest
-    if given is not None and given < target.max_model_len:
-        return  # vLLM refuses that
-    rows = [rows for rows, _ in step_sizes(engine_args, target, parallel)]
-    if min(rows) < needed:
-        engine_args.max_num_batched_tokens = max(needed, *rows)
+    if rows >= length:  # vLLM refuses fewer
+        engine_args.max_num_batched_tokens = max(rows, length + longest)
 
 
 def remarks(engine_args: EngineArgs, target: ModelConfig, mode: Mode) -> Iterator[str]:

@@ -10,7 +10,7 @@ from vllm_dflash.checkpoint.pairing import PairingTarget, adapt_to_target, check
 from vllm_dflash.checkpoint.read import check_not_swapped, config_field, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
-from vllm_dflash.config.engine_settings import longest_beside_lora, step_sizes
+from vllm_dflash.config.engine_settings import longest_beside_lora
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
@@ -58,7 +58,10 @@ def resolve(
     )
     width, most_free = settings.draft_tokens(drafter), 0
     if engine_args.enable_lora:
-        width = longest_beside_lora(width, step_sizes(engine_args, target, parallel))
+        assert engine_args.max_num_batched_tokens is not None
+        assert engine_args.max_num_seqs is not None
+        sizes = engine_args.max_num_batched_tokens, engine_args.max_num_seqs
+        width = longest_beside_lora(width, *sizes)
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)

@@ -239,8 +239,8 @@ class AheadPlanner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        attended = float(self.window.attended(step.context_lens).sum())
-        drafting = self.costs.block(step.draft_rows, attended)
+        attended = step.plan.window.attended(step.context_lens)
+        drafting = self.costs.block(step.draft_rows, float(attended.sum()))
         seconds = step.target_seconds - drafting
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)

@@ -39,7 +39,7 @@ from vllm_dflash.planning.search import (
     choose_lengths,
 )
 from vllm_dflash.planning.step import Plan, RequestRows, StepEstimate, StepRecord
-from vllm_dflash.planning.window import WHOLE, Window
+from vllm_dflash.planning.window import WHOLE, Chosen
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
@@ -78,7 +78,7 @@ class LearningPlanner:
         self.plain_checks = PlainChecks(max_requests)
         self._requests = RequestRows(num_rows)
         self.window = WHOLE
-        """What blocks attend to at present."""
+        """What blocks are priced by; those of a trial may attend to something else."""
         self._probe_charge = 0.0
         """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
 
@@ -94,11 +94,12 @@ class LearningPlanner:
         self.block_chances.forget(rows)
         self.text_chances.forget(rows)
 
-    def use_window(self, window: Window, *, is_better: bool) -> None:
-        """Expect blocks to attend to this much. If it has just been found to be better than the
+    def use_window(self, chosen: Chosen) -> None:
+        """Price blocks by this window from now on. If it has just been found to be better than the
         last one, draft the next steps in any case, and let what was learned so far count little."""
-        self.window = window
-        if is_better:
+        if chosen.in_use.octave >= 0:  # shorter contexts have no window with any
+            self.window = chosen.in_use
+        if chosen.is_better:
             self._doubt_blocks()
             self.probes.restart()
 

@@ -103,6 +103,16 @@ class Measured:
         return self.accepted / self.verified if self.verified else 0.0
 
 
+class Chosen(NamedTuple):
+    """Window of a step's blocks."""
+
+    window: Window
+    in_use: Window
+    """The same unless another one is being tried: what later blocks attend to, most likely."""
+    is_better: bool = False
+    """Whether `in_use` has just been found to be better than the one before."""
+
+
 class ContextClass:
     """One class of context lengths: all ways as measured, and which one is in use."""
 
@@ -181,12 +191,11 @@ class WindowChooser:
         count = 1 + int(log2(max(longest / SHORTEST, 1.0)))
         self.classes = [ContextClass(len(self.tokens)) for _ in range(count)]
 
-    def choose(self, context_lens: Ints, steps: int = 1) -> tuple[Window, bool]:
-        """Return the window for blocks of these requests, `steps` drafted steps after the last, and
-        whether it has just been found to be better than the one in use before."""
+    def choose(self, context_lens: Ints, steps: int = 1) -> Chosen:
+        """Return the window for blocks of these requests, `steps` drafted steps after the last."""
         mean = float(context_lens.mean()) if len(context_lens) else 0.0
         if mean < SHORTEST:
-            return WHOLE, False
+            return Chosen(WHOLE, WHOLE)
         octave = min(int(log2(mean / SHORTEST)), len(self.classes) - 1)
         found = self.classes[octave]
         if not (found.is_tried or found.steps):
@@ -194,7 +203,8 @@ class WindowChooser:
             if tried:
                 found.start_like(tried[-1])
         before, way = found.in_use, found.choose_way(steps)
-        return Window(self.tokens[way], SHORTEST, octave), found.in_use != before
+        run, in_use = (Window(self.tokens[one], SHORTEST, octave) for one in (way, found.in_use))
+        return Chosen(run, in_use, found.in_use != before)
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
         """Learn what became of blocks that were drafted with `window`."""

@@ -146,13 +146,14 @@ def test_an_override_that_changes_nothing(overrides: Fields, idle: list[str]) ->
     )
 
 
-def test_an_override_of_the_length_is_refused_unless_it_is_missing() -> None:
+def test_an_override_of_the_length_is_refused_unless_it_changes_the_rotation() -> None:
     """vLLM reads it from the file, so it would not change how long requests are drafted."""
-    name = "max_position_embeddings"
-    with pytest.raises(DrafterError, match='Set "max_model_len" in the speculative config'):
-        parse_overridden("it", QWEN, {name: 99})
-    without = {key: value for key, value in QWEN.items() if key != name}
-    assert parse_overridden("it", without, {name: 99}).max_position_embeddings == 99
+    override = {"max_position_embeddings": 4096}
+    for config in (QWEN, {key: value for key, value in QWEN.items() if key not in override}):
+        with pytest.raises(DrafterError, match='"max_model_len" of the speculative config'):
+            parse_overridden("it", config, override)
+    scaled = {**QWEN, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}
+    assert parse_overridden("it", scaled, override).max_position_embeddings == 4096
 
 
 def test_an_override_that_cannot_be_read() -> None:

@@ -45,12 +45,13 @@ def hf(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**fields)
 
 
-def vllms(hf_config: SimpleNamespace, text: SimpleNamespace) -> Any:
+def vllms(hf_config: SimpleNamespace, text: SimpleNamespace, asked: int | None = None) -> Any:
     draft = hf(hf_config=hf_config, hf_text_config=text, max_model_len=OWN_LENGTH)
     draft.model_arch_config = hf(architectures=["DFlash2DraftModel"])
     return SimpleNamespace(
         draft_model_config=draft,
         target_model_config=hf(max_model_len=TARGETS_LENGTH),
+        max_model_len=asked,
     )
 
 
@@ -89,11 +90,11 @@ def test_a_short_drafter_does_not_shorten_its_target(
 ) -> None:
     """If positions go on, vLLM 0.33 keeps drafting; otherwise it limits both models to the shorter
     length. Ours does not draft for longer requests instead."""
-    config = vllms(hf(), hf())
+    config = vllms(hf(), hf(), asked)
     config.draft_model_config.max_model_len = own
     drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
     assert drafter.positions_go_on == goes_on
-    draft = describe_to_vllm(config, drafter, asked).draft_model_config
+    draft = describe_to_vllm(config, drafter).draft_model_config
     drafted = min(asked or told, told) if goes_on else own
     assert (draft.max_model_len, drafted_length(draft)) == (told, drafted)
     assert config.target_model_config.max_model_len == TARGETS_LENGTH
@@ -172,6 +173,7 @@ def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limi
 
     def reads(engine_args: Any) -> Any:
         given.append(engine_args.speculative_config.get("max_model_len"))
+        config.max_model_len = given[-1]
         return config
 
     config.target_model_config.max_model_len = 300_000

@@ -20,12 +20,14 @@ from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, from_json
 from vllm_dflash.config.pair import check_weights, resolve
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
+LORA = {"enable_lora": True, "max_num_batched_tokens": 2048, "max_num_seqs": 128}
+
 
 def engine(**changes: Any) -> Any:
     """Return the engine arguments that are read."""
     plain = dict.fromkeys(["scheduler_cls", "max_num_batched_tokens", "max_num_active_seqs"])
     plain |= {"max_num_seqs": None, "enable_lora": False, "load_format": "auto"}
-    return Arguments(**{**plain, **changes})
+    return SimpleNamespace(**{**plain, **changes})
 
 
 def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
@@ -46,17 +48,6 @@ def target(model_class: type = Qwen3ForCausalLM, **facts: Any) -> Any:
     config.registry = SimpleNamespace(models={config.architecture: found})
     vars(config).update(facts)
     return config
-
-
-class Arguments(SimpleNamespace):
-    """Engine arguments for which vLLM would choose 2,048 rows for 128 requests."""
-
-    max_num_batched_tokens: int | None
-    max_num_seqs: int | None
-
-    def _set_default_max_num_seqs_and_batched_tokens_args(self, *_: Any) -> None:
-        self.max_num_batched_tokens = self.max_num_batched_tokens or 2048
-        self.max_num_seqs = self.max_num_seqs or 128
 
 
 def parallel(tensor: int = 1, data: int = 1) -> Any:
@@ -157,7 +148,7 @@ def test_a_drafter_with_made_up_weights_needs_no_files(drafter: Path, own: dict[
         (False, {}, MOST_FREE_DRAFTS),
         (False, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, MOST_FREE_DRAFTS),
         (True, {}, 7),  # free drafts are at most one block
-        (False, {"enable_lora": True}, 7),  # vLLM needs rows for all drafts of all requests
+        (False, LORA, 7),  # vLLM needs rows for all drafts of all requests
         (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # it would reserve that for each request
     ],
 )
@@ -188,7 +179,7 @@ def test_who_may_have_more_drafts_than_a_block(
         (True, {"draft_length": "fixed", "num_speculative_tokens": 3}, {}, 16, 16),
         (False, {}, {}, 0, 32),  # free drafts
         (True, {}, {"scheduler_cls": "mine.Scheduler"}, 0, 7),
-        (True, {}, {"enable_lora": True}, 0, 7),
+        (True, {}, LORA, 0, 7),
     ],
 )
 def test_a_number_of_nodes_is_room_for_a_tree_on_v2(

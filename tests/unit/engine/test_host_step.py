@@ -20,7 +20,7 @@ from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
-from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
+from vllm_dflash.planning.window import WHOLE, Chosen, Window, WindowChooser
 
 OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -431,9 +431,10 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
     turns = iter([whole, window])
     asked: list[list[int]] = []
 
-    def choose(_: WindowChooser, lens: Ints) -> tuple[Window, bool]:
+    def choose(_: WindowChooser, lens: Ints) -> Chosen:
         asked.append(lens.tolist())
-        return next(turns), False
+        window = next(turns)
+        return Chosen(window, window)
 
     monkeypatch.setattr(WindowChooser, "choose", choose)
     host.windows = WindowChooser(LONGEST)
@@ -457,7 +458,7 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
 ) -> None:
     host = Host()
     host.windows = WindowChooser(LONGEST)
-    monkeypatch.setattr(WindowChooser, "choose", lambda *_: (Window(256, 5, 0), False))
+    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Chosen(Window(256, 5, 0), WHOLE))
     step, _ = host.step(7)
     assert [plan.window.tokens for plan in agreed] == [256]
     assert agreed[0] is step.plan
@@ -465,10 +466,8 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
 
 def test_the_planner_is_told_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(
-        Scripted, "use_window", lambda _, window, *, is_better: told.append((window, is_better))
-    )
-    choices = [(WHOLE, False), (Window(256, 5, 0), True)]
+    monkeypatch.setattr(Scripted, "use_window", lambda _, chosen: told.append(chosen))
+    choices = [Chosen(WHOLE, WHOLE), Chosen(WHOLE, Window(3, 5, 0), is_better=True)]
     turns = iter(choices)
     monkeypatch.setattr(WindowChooser, "choose", lambda *_: next(turns))
     host = Host(Scripted(*[drafting(True)] * 2))

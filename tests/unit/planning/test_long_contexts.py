@@ -1,5 +1,7 @@
 """Drafts cost more as contexts grow: which requests are drafted then, and how it is learned."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,8 @@ from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Plan, StepRecord
-from vllm_dflash.planning.window import WHOLE, Window
+from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
+from vllm_dflash.planning.window import WHOLE, Chosen, Window
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:
@@ -154,7 +156,7 @@ def test_blocks_with_a_window_cost_less_ahead() -> None:
     planner, lens = AheadPlanner(7, 4), np.array([50_000, 50_000])
     planner.start(with_attention(block=1), [7])
     whole = planner._drafting_seconds(lens)
-    planner.use_window(WINDOW, is_better=False)
+    planner.use_window(Chosen(WHOLE, WINDOW))
     assert (whole - planner._drafting_seconds(lens)) * 1000 == pytest.approx(98)
     assert planner._drafting_seconds(lens // 200) == planner.costs.block(16, 500)
 
@@ -168,13 +170,13 @@ def test_a_drafter_with_a_window_pays_for_long_contexts(runner: str) -> None:
         lens, one = np.array([100_000]), np.ones(1, np.int64)
         if runner == "V1":
             planner = Planner(7, 1, costs)
-            planner.use_window(window, is_better=True)
+            planner.use_window(Chosen(WHOLE, window, is_better=True))
             step = StepRecord(["a"], one, 1, context_lens=lens, limits=7 * one)
             widths.append(planner.plan(step).width)
         else:
             ahead = AheadPlanner(7, 1)
             ahead.start(costs, range(8))
-            ahead.use_window(window, is_better=True)
+            ahead.use_window(Chosen(WHOLE, window, is_better=True))
             widths.append(int(ahead.plan(["a"], lens).lengths.max()))
     assert widths[0] == 0 < widths[1]
 
@@ -189,3 +191,21 @@ def test_what_a_block_with_a_window_took_is_attributed_to_the_window() -> None:
         costs.observe(step)
         learned.append((costs.attention.block, costs.block(3)))
     assert learned[0] == pytest.approx(learned[1])
+
+
+def test_a_timed_block_ahead_is_that_of_its_own_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then, another window may be in use."""
+    planner, inferred = AheadPlanner(7, 1), []
+    planner.start(with_attention(block=1), [7])
+    observe = planner.costs.observe
+
+    def observed(step: StepRecord) -> StepEstimate:
+        inferred.append(step.inferred_seconds)
+        return observe(step)
+
+    monkeypatch.setattr(planner.costs, "observe", observed)
+    for window in (WHOLE, WINDOW):
+        step = timed([50_000], 0, 500.0)
+        step.draft_rows, step.plan = 8, replace(step.plan, window=window)
+        planner.observe(step, None)
+    assert (inferred[0] - inferred[1]) * 1000 == pytest.approx(49)

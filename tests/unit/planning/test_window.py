@@ -19,6 +19,7 @@ from vllm_dflash.planning.window import (
     TOKENS,
     TRIAL_STEPS,
     WHOLE,
+    Chosen,
     ContextClass,
     Window,
     WindowChooser,
@@ -63,7 +64,7 @@ def run(
     large one and with the small one have these means; the rest of a step takes 10 ms."""
     random, windows = np.random.default_rng(seed), []
     for _ in range(steps):
-        window, _ = chooser.choose(np.full(requests, context))
+        window = chooser.choose(np.full(requests, context)).window
         way = chooser.tokens.index(window.tokens)
         came = int(random.binomial(7 * requests, accepted[way] / 7))
         chooser.observe_drafts(window, requests, came)
@@ -107,8 +108,18 @@ def test_few_steps_show_a_large_difference() -> None:
     poor = partial(run, chooser, 3000, accepted=(0.1, 0.1, 2.0), seconds=(0.005,) * 3, requests=1)
     assert poor(few - 1) == ([LARGE, SMALL, 0] * few)[: few - 1]
     found = [chooser.choose(np.full(1, 3000)) for _ in range(2)]
-    assert [window.tokens for window, _ in found] == [SMALL, SMALL]
-    assert [is_better for _, is_better in found] == [True, False]
+    assert [one.window.tokens for one in found] == [SMALL, SMALL]
+    assert [one.is_better for one in found] == [True, False]
+
+
+def test_a_trial_or_probe_does_not_change_what_is_in_use() -> None:
+    chooser, seen = WindowChooser(8192), []
+    for _ in range(FIRST_STEPS + 3 * TRIAL_STEPS + 2):
+        chosen = chooser.choose(np.full(1, 3000))
+        seen.append((chosen.window.tokens, chosen.in_use.tokens))
+    assert {in_use for _, in_use in seen} == {0}
+    assert {tried for tried, _ in seen[: 3 * TRIAL_STEPS - 1]} == {0, *TOKENS}
+    assert seen[-1][0] != 0
 
 
 def test_longer_contexts_start_with_what_shorter_ones_use() -> None:
@@ -150,9 +161,9 @@ def test_classes_are_apart_and_short_contexts_have_no_window() -> None:
         ([32768, 65536], LARGE),
     ]
     # By the mean of the batch.
-    assert chooser.choose(np.array([100, 4600]))[0].octave == 1
-    assert chooser.choose(np.array([100, 100])) == (WHOLE, False)
-    assert chooser.choose(np.array([900_000]))[0].octave == 6
+    assert chooser.choose(np.array([100, 4600])).window.octave == 1
+    assert chooser.choose(np.array([100, 100])) == Chosen(WHOLE, WHOLE)
+    assert chooser.choose(np.array([900_000])).window.octave == 6
 
 
 def test_intervals_between_probes_double_up_to_the_limit() -> None:

@@ -86,9 +86,9 @@ class CountingScheduler(Scheduler):
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:
     """Send figures with a step's statistics, if it has any (hook 18). For the engine's process.
 
-    vLLM's front end in Rust would not take them out again, so it gets none. The front end reads
-    only declared fields. Free-form ones for connectors would reach vLLM's
-    connector code; this one, for LoRA, is read only by vLLM's Prometheus logger, after ours.
+    A front end reads only declared fields. Free-form ones for connectors would reach vLLM's
+    connector code; this one, for LoRA, is read only by vLLM's Prometheus logger, after ours. The
+    front end in Rust would not take these figures out again, so it gets none.
     """
     if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
         return

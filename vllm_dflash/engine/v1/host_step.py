@@ -34,7 +34,7 @@ from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 from vllm_dflash.planning.texts import NgramIndex, append_tokens
-from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
+from vllm_dflash.planning.window import WHOLE, Chosen, WindowChooser
 
 
 class TargetBatch(NamedTuple):
@@ -86,7 +86,7 @@ class FixedLength:
         lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
 
-    def use_window(self, window: Window, *, is_better: bool) -> None:
+    def use_window(self, chosen: Chosen) -> None:
         """Do nothing: what blocks cost is not asked."""
 
     def observe(self, step: StepRecord) -> None:
@@ -251,9 +251,9 @@ class HostStep:
         if self.windows is not None:
             agrees = False  # it goes by measured times
             if plan.width:
-                window, is_better = self.windows.choose(step.context_lens[plan.drafted])
-                plan = replace(plan, window=window)
-                self.planner.use_window(window, is_better=is_better)
+                chosen = self.windows.choose(step.context_lens[plan.drafted])
+                plan = replace(plan, window=chosen.window)
+                self.planner.use_window(chosen)
         step.plan = plan if agrees else from_rank_0(plan)
         if not step.plan.width and not step.is_resting:
             self._skip_steps = step.plan.holds_for

@@ -45,6 +45,7 @@ from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
 from vllm_dflash.planning.step import Outcomes, StepRecord
 from vllm_dflash.planning.tree_gain import TreeGain
+from vllm_dflash.planning.window import WHOLE
 
 FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps between two `learned` messages to workers: at first, and at most. The number doubles."""
@@ -87,8 +88,8 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         """Last plan that was not a probe: whether it runs a block, and each request's length."""
         self._planning_seconds = 0.0
         """Time spent on the last plan."""
-        self._draft_rows = 0
-        """Rows of the last step's block, whose time is part of the next step's."""
+        self._last_block = 0, WHOLE
+        """Rows and window of the last step's block, whose time is part of the next step's."""
         self._news_in, self._news_every = FIRST_NEWS, FIRST_NEWS
         """Steps until the next `learned` message to workers, and between two of them."""
         self._places: dict[str, int] = {}
@@ -295,8 +296,9 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             verified = verified_drafts(table)
             self.statistics.count_verified(names, produced, verified)
             self.verified_drafts = dict(zip(names, (count for count, _ in verified), strict=True))
-        draft_rows = self._draft_rows
-        self._draft_rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
+        draft_rows, window = self._last_block
+        rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
+        self._last_block = rows, directions_of(scheduler_output).window
         if not self._is_anew:
             seconds = self._clock.skip(names)
             self.statistics.step_seconds += seconds
@@ -305,7 +307,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         step = StepRecord(
             names, np.zeros(len(names), np.int64), scheduler_output.total_num_scheduled_tokens
         )
-        step.draft_rows = draft_rows
+        step.draft_rows, step.plan = draft_rows, replace(step.plan, window=window)
         if table is not None:
             step.produced = np.array(produced)
             drafts = scheduler_output.scheduled_spec_decode_tokens

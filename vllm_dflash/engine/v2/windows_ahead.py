@@ -11,7 +11,7 @@ from dataclasses import replace
 from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.window import Window, WindowChooser
+from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
 
 REPORT_EVERY = 32
 """Planned steps with a block between two reports to workers, for `dflash_stats`."""
@@ -23,6 +23,8 @@ class WindowsAhead:
     def __init__(self, longest: int, planner: AheadPlanner) -> None:
         """Choose for contexts of up to `longest` tokens, and tell the planner."""
         self.chooser, self._planner = WindowChooser(longest), planner
+        self._window = WHOLE
+        """Window of the last step that was scheduled with a block."""
         self._steps = 0
         """Steps with a block since a window was last chosen."""
         self._report_in = 1
@@ -37,13 +39,13 @@ class WindowsAhead:
         self._steps += 1
         report = None
         if directions.is_anew:
-            window, is_better = self.chooser.choose(context_lens(), self._steps)
-            self._planner.use_window(window, is_better=is_better)
-            self._steps = 0
+            chosen = self.chooser.choose(context_lens(), self._steps)
+            self._planner.use_window(chosen)
+            self._window, self._steps = chosen.window, 0
             self._report_in -= 1
             if self._report_in <= 0:
                 report, self._report_in = self.chooser.report(), REPORT_EVERY
-        return replace(directions, window=self._planner.window, window_report=report)
+        return replace(directions, window=self._window, window_report=report)
 
     def observe(
         self,
