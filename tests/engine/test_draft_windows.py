@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.engines import DFLASH, FIXED, engine, greedy, held_out_prompts, token_ids
+from support.engines import DFLASH, FIXED, engine, fix_costs, greedy, held_out_prompts, token_ids
 from support.log_lines import log_lines
 from vllm_dflash.planning import window
 
@@ -18,6 +18,7 @@ SHORTEST = 64
 def test_both_ways_are_tried_measured_and_reported(
     own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fix_costs(monkeypatch)
     monkeypatch.setattr(window, "TOKENS", (32,))
     monkeypatch.setattr(window, "SHORTEST", SHORTEST)
     monkeypatch.setattr(window, "FIRST_STEPS", 4)
