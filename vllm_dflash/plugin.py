@@ -286,8 +286,6 @@ def _select(
     choose_step_size(engine_args, target_model_config, parallel)
     mode = resolve(settings, drafter_config, target_model_config, engine_args, parallel)
     log = init_logger("vllm.dflash")
-    for remark in mode.drafter.remarks:
-        log.warning_once("drafter %r: %s", settings.model, remark)
     for remark in remarks(engine_args, target_model_config, mode):
         log.warning_once("%s", remark)
     make_room_for_prompts(engine_args, target_model_config, mode.num_speculative_tokens)

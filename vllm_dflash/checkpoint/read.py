@@ -98,10 +98,6 @@ def config_field(config: Mapping[str, Any], name: str) -> Any:
     return config.get(name) if inside is None else inside
 
 
-LENGTH = "max_position_embeddings"
-LIMIT = ' How long requests are drafted is "max_model_len" of the speculative config.'
-
-
 def parse_overridden(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any]
 ) -> DrafterSpec:
@@ -117,12 +113,11 @@ def parse_overridden(
             without = parse_config(model, config, others)
         except DrafterError:  # this override fixes it
             return False
-        read: dict[str, Any] = {"remarks": spec.remarks}
-        if name == LENGTH:  # vLLM reads it from the file
-            read[LENGTH] = spec.max_position_embeddings
-        return without.model_copy(update=read) == spec
+        # vLLM reads the length from the file.
+        unread = {one: getattr(spec, one) for one in ("remarks", length)}
+        return without.model_copy(update=unread) == spec
 
-    spec = parse_config(model, config, overrides)
+    spec, length = parse_config(model, config, overrides), "max_position_embeddings"
     if (
         config.get("speculators_model_type") is not None
         and config.get("speculators_config") is None
@@ -133,9 +128,10 @@ def parse_overridden(
             ' config.json, or add "speculators_config": {"algorithm": "dflash"} to this one.'
         )
     if idle := [name for name in overrides if is_idle(name)]:
+        limit = ' How long requests are drafted is "max_model_len" of the speculative config.'
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how the drafter is"
-            f" read. Correct or remove it.{LIMIT if LENGTH in idle else ''}"
+            f" read. Correct or remove it.{limit if length in idle else ''}"
         )
     return spec
 

@@ -48,8 +48,12 @@ def read_by_vllm(
         DrafterError: vLLM cannot read the drafter's config; names the field.
     """
     limit = engine_args.speculative_config.get("max_model_len")
-    is_beyond = isinstance(limit, int) and limit > drafter.max_position_embeddings
-    if is_beyond := is_beyond and drafter.positions_go_on:  # vLLM would refuse it
+    is_beyond = (
+        drafter.positions_go_on
+        and isinstance(limit, int)
+        and limit > drafter.max_position_embeddings
+    )
+    if is_beyond:  # vLLM would refuse it
         del engine_args.speculative_config["max_model_len"]
     asked = copy.copy(engine_args)  # vLLM modifies the original
     asked.speculative_config = dict(engine_args.speculative_config)

@@ -13,6 +13,7 @@ from vllm_dflash.config.mode import (
     Mode,
     from_json,
     tree_sizes,
+    uses_rust_front_end,
     worker_here,
 )
 from vllm_dflash.config.speculative_settings import IGNORED, written_settings
@@ -77,17 +78,18 @@ def choose_step_size(
         engine_args._set_default_max_num_seqs_and_batched_tokens_args(starter, target, parallel)
 
 
-def longest_beside_lora(width: int, rows: int, most: int) -> int:
+def longest_beside_lora(width: int, engine_args: EngineArgs) -> int:
     """Return how long drafts of up to `width` tokens may be with LoRA, for which vLLM wants rows
-    for the drafts of as many requests as it admits.
-
-    `rows`: `max_num_batched_tokens`; `most`: `max_num_seqs`.
+    for the drafts of as many requests as it admits. Call `choose_step_size` first.
 
     Raises:
         ValueError: it has none.
     """
     from vllm.logger import init_logger
 
+    rows, most = engine_args.max_num_batched_tokens, engine_args.max_num_seqs
+    assert rows is not None
+    assert most is not None
     longest = rows // most - 1
     if longest >= width:
         return width
@@ -107,10 +109,12 @@ def longest_beside_lora(width: int, rows: int, most: int) -> int:
 
 def make_room_for_prompts(engine_args: EngineArgs, target: ModelConfig, longest: int) -> None:
     """Without chunked prefill, let the longest prompt fit a step beside the rows that vLLM 0.32
-    keeps for drafts, `longest` tokens at most. Otherwise that prompt waits for ever."""
-    rows, length = engine_args.max_num_batched_tokens, target.max_model_len
-    if engine_args.enable_chunked_prefill is not False or rows is None:
+    keeps for drafts, `longest` tokens at most. Otherwise that prompt waits for ever. Call
+    `choose_step_size` first."""
+    if engine_args.enable_chunked_prefill is not False:
         return
+    rows, length = engine_args.max_num_batched_tokens, target.max_model_len
+    assert rows is not None
     if rows >= length:  # vLLM refuses fewer
         engine_args.max_num_batched_tokens = max(rows, length + longest)
 
@@ -119,6 +123,8 @@ def remarks(engine_args: EngineArgs, target: ModelConfig, mode: Mode) -> Iterato
     """Yield warnings for the log."""
     from vllm import envs
 
+    for remark in mode.drafter.remarks:
+        yield f"drafter {mode.drafter.model!r}: {remark}"
     # A server applies the model's `generation_config.json` to fields that a request leaves out.
     if min_p := target.get_diff_sampling_param().get("min_p"):
         yield (
@@ -135,7 +141,7 @@ def remarks(engine_args: EngineArgs, target: ModelConfig, mode: Mode) -> Iterato
             " Model Runner V2 applies them to the wrong rows. --lora-target-modules without lm_head"
             " keeps them out."
         )
-    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
+    if uses_rust_front_end():
         yield (
             "VLLM_USE_RUST_FRONTEND is set: vllm:dflash_* metrics are missing there, and requests"
             " that crash vLLM are not refused (docs/compatibility.md)."

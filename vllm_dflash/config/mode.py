@@ -131,6 +131,13 @@ def runner_here() -> Runner:
     return "v2" if (HAS_TRITON if asked is None else asked) else "v1"
 
 
+def uses_rust_front_end() -> bool:
+    """Whether `vllm serve` runs vLLM's front end in Rust; a vLLM may have none."""
+    from vllm import envs
+
+    return getattr(envs, "VLLM_USE_RUST_FRONTEND", False)
+
+
 def worker_here() -> str:
     """The worker class for this platform."""
     from vllm.platforms import current_platform

@@ -58,10 +58,7 @@ def resolve(
     )
     width, most_free = settings.draft_tokens(drafter), 0
     if engine_args.enable_lora:
-        assert engine_args.max_num_batched_tokens is not None
-        assert engine_args.max_num_seqs is not None
-        sizes = engine_args.max_num_batched_tokens, engine_args.max_num_seqs
-        width = longest_beside_lora(width, *sizes)
+        width = longest_beside_lora(width, engine_args)
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)

@@ -194,7 +194,7 @@ def test_what_a_block_with_a_window_took_is_attributed_to_the_window() -> None:
 
 
 def test_a_timed_block_ahead_is_that_of_its_own_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By then, another window may be in use."""
+    """Blocks are timed a step later, when another window may be in use."""
     planner, inferred = AheadPlanner(7, 1), []
     planner.start(with_attention(block=1), [7])
     observe = planner.costs.observe

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm import envs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -24,6 +23,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+from vllm_dflash.config.mode import uses_rust_front_end
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.statistics import (
     METRICS,
@@ -90,7 +90,7 @@ def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> 
     connector code; this one, for LoRA, is read only by vLLM's Prometheus logger, after ours. The
     front end in Rust would not take these figures out again, so it gets none.
     """
-    if getattr(envs, "VLLM_USE_RUST_FRONTEND", False):
+    if uses_rust_front_end():
         return
     for output in outputs.values():
         if output.scheduler_stats is not None:
