@@ -127,11 +127,11 @@ def test_a_run_goes_on_where_it_was_killed(folder: Path, plain: LLM) -> None:
     broken = start(folder, data, out)
     wait_until(lambda: any(out.glob("part-*")), "a part")
     family = psutil.Process(broken.pid).children(recursive=True)
+    engines = of_kind(family, "MapWorker")  # named while they run: they may end at once
+    assert engines
     wait_until(lambda: len(list(out.glob("part-*"))) >= 2, "some parts")
     broken.send_signal(signal.SIGKILL)
     broken.communicate()
-    engines = of_kind(family, "MapWorker")
-    assert engines
     wait_for_end(engines)
     # Ray's agents check for their raylet only now and then, sometimes minutes apart.
     for one in psutil.wait_procs(family, timeout=1)[1]:
