@@ -112,8 +112,9 @@ vLLM bugs fixed here, in workers and schedulers:
     `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
     the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and
     `bonus_min_tokens.py` (V1: the runner's `rejection_sampler`), `thinking_budgets.py` (V1),
-    `scored_verification.py` (V2: the runner's `rejection_sampler`), `short_rotary_tables.py`,
-    `stopped_sessions.py` (a base of our schedulers).
+    `scored_verification.py` (V2: the runner's `rejection_sampler`), `undrafted_graphs.py` (V2: the
+    model state's `prepare_attn`), `short_rotary_tables.py`, `stopped_sessions.py` (a base of our
+    schedulers).
 
 Also in the front end:
 

@@ -223,6 +223,9 @@ vllm.v1.worker.gpu.model_runner:GPUModelRunner.
     prepare_attn(self input_batch)
     prepare_dummy_attn(self input_batch valid_state_slots)
     take_draft_token_ids(self)
+vllm.v1.worker.gpu.input_batch:InputBatch.max_query_len
+vllm.v1.worker.gpu.model_states.interface:ModelState.prepare_attn(self input_batch cudagraph_mode
+        block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx)
 vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits expanded_idx_mapping temperature seed pos
         apply_temperature is_drafting logits_cache logits_cache_col use_fp64 logits_cache_source)
 vllm.v1.worker.gpu.spec_decode.rejection_sampler:get_max_chunk_logits(vocab_size)

@@ -59,6 +59,9 @@ def plan(memory_gib: float) -> list[Part]:
     parts = [_kernels(70, "cuda")]
     for mode, seconds in (("eager", 40), ("graphs", 75)):
         parts += [_text(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
+        parts += [_planned(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
+    for backend, dtype in BACKENDS.items():
+        parts += [_trims(backend, dtype, how, 90) for how in ((), ("--synchronous",))]
     second, *others = SIZES
     parts += _bench(second, memory_gib)
     parts += [_tests("graphs", "test_cuda", 240), _tests("load", "test_cuda_load", 90)]
@@ -79,6 +82,8 @@ def plan_dry_run(prompts: Path) -> list[Part]:
         _kernels(120, "cpu"),
         _text("", "float32", "eager", 240, *few),
         _text("", "float32", "graphs", 240, *few),
+        _planned("", "float32", "graphs", 240, *few),
+        _trims("", "float32", ("--tiny",), 240),
         _trees("", "float32", "eager", 240, *few),
         _trees("", "float32", "graphs", 240, *few),
         _tests("load", "test_cuda_load", 240, "--emulated"),
@@ -132,6 +137,17 @@ def _text(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Pa
     name = " ".join(filter(None, ("text", mode, backend)))
     options = (*more, "--dtype", dtype, "--mode", mode, "--backend", backend)
     return Part(name, seconds, _module("gpu_text", *options), "first")
+
+
+def _planned(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
+    text = _text(backend, dtype, mode, seconds, *more, "--planned")
+    return replace(text, name=f"planned {text.name}", group="planned")
+
+
+def _trims(backend: str, dtype: str, more: tuple[str, ...], seconds: float) -> Part:
+    name = " ".join(filter(None, ("trims", backend, *(one.strip("-") for one in more))))
+    command = _module("gpu_trims", *more, "--dtype", dtype, "--backend", backend)
+    return Part(name, seconds, command, "planned")
 
 
 def _trees(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:

@@ -18,8 +18,9 @@ from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify.gate import EXACT, TIE, GateSettings, verify
 from vllm_dflash.tools.verify.verify_command import open_side
 
-# Fixed: with such a small pair drafting may not pay, and then nothing would be verified.
-DFLASH = {"method": "dflash", "model": str(DEMO / "drafter"), "draft_length": "fixed"}
+DFLASH = {"method": "dflash", "model": str(DEMO / "drafter")}
+# With such a small pair drafting may not pay, and then nothing would be verified.
+FIXED = {"draft_length": "fixed"}
 BLOCK_DRAFTS = 7
 """Drafts in a block of the demo drafter."""
 PROMPTS = 24
@@ -60,7 +61,8 @@ def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
     settings = GateSettings(tuple(options.concurrency), options.tokens, TIES[options.dtype])
     arguments: dict[str, Any] = {"flags": flags(options), "dtype": options.dtype}
     target, ours = str(DEMO / "target"), logs / f"{options.name}-dflash.log"
-    speculative = DFLASH | ({"draft_tree": options.tree} if options.tree else {})
+    speculative = DFLASH | ({} if options.planned else FIXED)
+    speculative |= {"draft_tree": options.tree} if options.tree else {}
     # Both start at the same time, because starting takes most of the time.
     with open_side(target, None, logs / f"{options.name}-plain.log", **arguments) as plain:
         found = verify(
@@ -74,7 +76,7 @@ def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
     lengths = [level["acceptance_length"] for level in result["levels"]]
     words = [found.verdict, *(f"{one:.2f}" if one else "none" for one in lengths)]
     result |= {"log": telling_lines(ours), "ok": found.exit_code == 0}
-    if not options.tiny:
+    if not options.tiny and not options.planned:
         expected = ON_A_CPU[options.dtype]
         result["on a CPU"] = expected
         words[-1] += f" tokens a step, {expected:.2f} on a CPU"
@@ -98,6 +100,7 @@ def main() -> int:
     add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
     add("--concurrency", type=int, nargs="+", default=[1, 8])
     add("--tokens", type=int, default=64)
+    add("--planned", action="store_true", help="lengths are planned, as by default")
     add("--tree", type=int, default=0, metavar="N", help="drafts are trees of up to N nodes")
     add("--tiny", action="store_true")
     add("file", type=Path)

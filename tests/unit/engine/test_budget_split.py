@@ -82,6 +82,18 @@ def test_of_equally_likely_drafts_the_first_requests_are_kept() -> None:
         assert (ends.rows[:4].diff() - 1).tolist() == kept
 
 
+@pytest.mark.parametrize("odd", [float("nan"), -float("nan"), -0.5, -0.0, float("inf")])
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_every_draft_that_the_host_counts_on_is_admitted(odd: float, place: int) -> None:
+    """Whatever its chance: rows that the host counts on and nobody fills would hold garbage."""
+    chances = torch.full((2, 7), 0.5)
+    chances[1, place] = odd
+    for budget in range(8):
+        ends = split_of(chances, [1], [7], [1], budget)
+        assert ends.logits[:2].tolist() == [0, budget + BONUS]
+        assert ends.rows.tolist() == [0, budget + 1, budget + 1]
+
+
 @pytest.mark.skipif(not TELLS_HOST, reason="only vLLM 0.33 shares batches whose drafts are trimmed")
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize("share", [0, 3, 6])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -29,6 +30,7 @@ from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_me
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import fix_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
+from vllm_dflash.engine.vllm_fixes.undrafted_graphs import fix_undrafted_graphs
 
 
 @pytest.mark.parametrize("has_it", [True, False])
@@ -265,3 +267,18 @@ def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatc
         "runs": [1],
         "waits": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("mode", "most_rows"),
+    [(CUDAGraphMode.FULL, 8), (CUDAGraphMode.PIECEWISE, None), (CUDAGraphMode.NONE, None)],
+)
+def test_metadata_keeps_to_the_bound_of_its_graph(
+    mode: CUDAGraphMode, most_rows: int | None
+) -> None:
+    """Also in steps without drafts, for which vLLM would set no bound."""
+    state: Any = SimpleNamespace(prepare_attn=lambda batch, *_, **__: batch.max_query_len)
+    runner: Any = SimpleNamespace(model_state=state, decode_query_len=8)
+    fix_undrafted_graphs(runner)
+    batch: Any = SimpleNamespace(max_query_len=None)
+    assert state.prepare_attn(batch, mode, (), for_capture=False) == most_rows

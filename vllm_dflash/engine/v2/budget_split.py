@@ -38,6 +38,8 @@ def _split(  # type: ignore[no-untyped-def]
     if FAIR:  # `planning.objective.worth_of`
         tokens = 1.0 + tl.cumsum(worth, axis=1)
         worth = tl.log(tokens / (tokens - worth))
+    # The host counts on every draft that the budget has room for, whatever its chance.
+    worth = tl.where(worth > 0.0, tl.minimum(worth, 1.0), 0.0)
     # Floats from 0 to 1 sort in the order of their bits.
     worth = tl.where(is_draft, worth.to(tl.int32, bitcast=True), -1)
     least = tl.full([], 0, tl.int32)  # worth of the last admitted draft, found bit by bit

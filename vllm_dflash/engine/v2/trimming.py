@@ -47,6 +47,10 @@ from vllm_dflash.planning.costs import StepCosts
 
 Layers = Mapping[str, AttentionLayerBase]
 
+CRASHED = "FLASH_ATTN"
+"""Backend with which trimming is off unless the user turns it on: on an H200, 5 of 15 engines that
+trimmed crashed, 2 of them for a reason that is not known (docs/benchmarks.md)."""
+
 TELLS_HOST = hasattr(adaptive_verification, "AdmittedDraftCounts")
 """Whether ranks may share the sampling of a batch with trimmed drafts (vLLM 0.33 and later)."""
 
@@ -68,7 +72,13 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
         why = "enable_adaptive_verification is false"
     else:
         why = obstacle(config, target, drafter, 1 + mode.num_speculative_tokens)
+        if why is None and any(_name_of(layer) == CRASHED for layer in target.values()):
+            why = f"engines on {CRASHED} crashed with it; enable_adaptive_verification: true for it"
     return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
+
+
+def _name_of(layer: AttentionLayerBase) -> str:
+    return layer.get_attn_backend().get_name()
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:
