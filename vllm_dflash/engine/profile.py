@@ -27,7 +27,7 @@ FAR_CONTEXT_TOKENS = 8192
 """Context length of the long dummy requests; the difference in time is the cost of attention."""
 
 
-def fastest(run: Callable[[], object], before: Callable[[], object]) -> float:
+def least_seconds(run: Callable[[], object], before: Callable[[], object]) -> float:
     """Seconds of the fastest of three runs, each after a call of `before`, which is not timed.
 
     All ranks get rank 0's time, so that they plan from the same costs.
@@ -55,7 +55,7 @@ def measure_curve(
     for count in rows:
         run(count)  # the first run with a new number of rows may build kernels
         began = time.perf_counter()
-        seconds.append(fastest(functools.partial(run, count), before))
+        seconds.append(least_seconds(functools.partial(run, count), before))
         counts.append(count)
         spent += from_rank_0(time.perf_counter() - began)
         if spent > budget and len(counts) >= 2:

@@ -283,6 +283,10 @@ def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
     scheduled, output = step({"a": 0}, {"a": 1})
     FACTS.attach(output, WorkerFacts(profiled_costs(), range(8)))
     scheduler.update_from_output(scheduled, output)
+    windows = [{"tokens": 1024}]
+    scheduler._windows = SimpleNamespace(
+        direct=lambda directions, _: directions, chooser=SimpleNamespace(report=lambda: windows)
+    )
     told = []
     for number in range(100):
         scheduled, _ = step({"a": 0}, {"a": 1})
@@ -290,6 +294,7 @@ def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
         scheduler.statistics.probes = number
         if (learned := directions_of(scheduled).learned) is not None:
             told.append(number)
+            assert directions_of(scheduled).window_report == windows
             counted = directions_of(scheduled).counted
             assert counted is not None
             assert counted["probes"] == max(number - 1, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.left_out_blocks import Case, expected, windowed
 from vllm_dflash.engine.v2.block_timer import BlockTimer
 from vllm_dflash.engine.v2.exchange import Directions, verified_drafts
-from vllm_dflash.engine.v2.windows_ahead import REPORT_EVERY, WindowsAhead
+from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 from vllm_dflash.planning.window import SHORTEST, TOKENS, WHOLE, Window
@@ -112,20 +112,6 @@ def test_steps_without_a_plan_keep_the_window_and_count() -> None:
     large, small = TOKENS
     assert found[:12] == [each for each in (large, small, 0) for _ in range(4)]
     assert found[12:] == [0] * 8  # the trial of 12 steps is over
-
-
-def test_workers_get_reports() -> None:
-    windows = WindowsAhead(8192, AheadPlanner(7, 3))
-    lens = np.full(3, SHORTEST)
-    sent = []
-    for _ in range(2 * REPORT_EVERY + 1):
-        one = windows.direct(Directions(True), lambda: lens)
-        windows.observe(one, [1], table((NO_DRAFTS, 0)), 0.1, 0.05)
-        sent.append(one.window_report)
-    assert [turn for turn, one in enumerate(sent) if one is not None] == [0, 32, 64]
-    assert sent[64] is not None
-    assert sent[64][0]["block_ms"][0] == pytest.approx(50.0)
-    assert sent[0] == []
 
 
 def test_a_block_is_read_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:

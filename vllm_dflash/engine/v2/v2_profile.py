@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logit
 
 from vllm_dflash.engine.profile import (
     STEPS,
-    fastest,
+    least_seconds,
     measure_attention,
     measure_curve,
     profiled_rows,
@@ -82,7 +82,7 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
 
     def seconds(count: int, *, uniform: bool = False) -> float:
         run = functools.partial(verify, count, uniform=uniform)
-        return fastest(run, before=run)
+        return least_seconds(run, before=run)
 
     alike = seconds(requests * rows, uniform=True)
     # A dummy batch has the maximum number of requests, whose rows differ by one at most. So one

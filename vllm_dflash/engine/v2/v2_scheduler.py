@@ -227,7 +227,9 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             return {}
         self._news_every = min(2 * self._news_every, MOST_NEWS)
         self._news_in = self._news_every
-        return {"learned": self.planner.learned(), "counted": self.statistics.of_planning()}
+        windows = None if self._windows is None else self._windows.chooser.report()
+        counted = self.statistics.of_planning()
+        return {"learned": self.planner.learned(), "counted": counted, "window_report": windows}
 
     def _has_block(self, scheduler_output: SchedulerOutput) -> bool:
         return (

@@ -13,9 +13,6 @@ from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.window import WHOLE, Window, WindowChooser
 
-REPORT_EVERY = 32
-"""Planned steps with a block between two reports to workers, for `dflash_stats`."""
-
 
 class WindowsAhead:
     """Chooses the window of each step with a block, and learns from outputs, in order."""
@@ -27,7 +24,6 @@ class WindowsAhead:
         """Window of the last step that was scheduled with a block."""
         self._steps = 0
         """Steps with a block since a window was last chosen."""
-        self._report_in = 1
         self._last: tuple[Window, int, bool] | None = None
         """Window and requests of the last finished step's blocks, and whether the step had prompts;
         None: it had no blocks."""
@@ -37,15 +33,11 @@ class WindowsAhead:
         if not directions.runs_block:
             return directions
         self._steps += 1
-        report = None
         if directions.is_anew:
             chosen = self.chooser.choose(context_lens(), self._steps)
             self._planner.use_window(chosen)
             self._window, self._steps = chosen.window, 0
-            self._report_in -= 1
-            if self._report_in <= 0:
-                report, self._report_in = self.chooser.report(), REPORT_EVERY
-        return replace(directions, window=self._window, window_report=report)
+        return replace(directions, window=self._window)
 
     def observe(
         self,
