@@ -7,6 +7,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 
 def pretend_a_device() -> None:
     """Make vLLM define its kernels: for compiling for a GPU, unless they are interpreted."""
@@ -42,10 +44,21 @@ def hasten() -> None:
     of_numpy = interpreter._get_np_dtype
     known = cache(of_numpy)
     interpreter._get_np_dtype = lambda one: (known if type(one) is dtype else of_numpy)(one)
+    interpreter.InterpreterBuilder.create_fdiv = lambda builder, left, right: builder.binary_op(
+        left, right, _divide
+    )
     # Compiled kernels do not check for overflow either.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
     )
+
+
+def _divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Divide as a GPU does: float32 is multiplied by a rounded reciprocal, so x / x may be less
+    than 1."""
+    if left.dtype != np.float32:
+        return np.divide(left, right)
+    return left * np.reciprocal(right)
 
 
 def queue_launches(device: Any) -> None:

@@ -30,12 +30,18 @@ class Ends(NamedTuple):
 
 
 def split_of(
-    chances: torch.Tensor, slots: list[int], drafts: list[int], others: list[int], budget: int
+    chances: torch.Tensor,
+    slots: list[int],
+    drafts: list[int],
+    others: list[int],
+    budget: int,
+    *,
+    fair: bool = False,
 ) -> Ends:
     """Split a budget, into memory that holds something else."""
     ends = Ends(*torch.full((2, len(chances) + 1), 99, dtype=torch.int32))
     rows = torch.tensor([drafts, others], dtype=torch.int32)
-    split(chances, torch.tensor(slots), rows, budget, BONUS, *ends)
+    split(chances, torch.tensor(slots), rows, budget, BONUS, *ends, fair=fair)
     return ends
 
 
@@ -92,6 +98,16 @@ def test_every_draft_that_the_host_counts_on_is_admitted(odd: float, place: int)
         ends = split_of(chances, [1], [7], [1], budget)
         assert ends.logits[:2].tolist() == [0, budget + BONUS]
         assert ends.rows.tolist() == [0, budget + 1, budget + 1]
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_drafts_that_are_worth_next_to_nothing_are_admitted(fair: bool) -> None:
+    """A GPU divides x by itself and may get less than 1, whose logarithm is negative. That ended
+    engines on an H200."""
+    count = 2000
+    chances = torch.rand(count, 7, generator=torch.Generator().manual_seed(3)) * 0.3 + 0.01
+    ends = split_of(chances, [*range(count)], [7] * count, [1] * count, 7 * count, fair=fair)
+    assert ends.logits.tolist() == [*range(0, 8 * count + 1, 8)]
 
 
 @pytest.mark.skipif(not TELLS_HOST, reason="only vLLM 0.33 shares batches whose drafts are trimmed")

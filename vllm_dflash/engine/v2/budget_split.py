@@ -35,9 +35,9 @@ def _split(  # type: ignore[no-untyped-def]
     is_draft = draft < tl.minimum(drafts, K)[:, None]
     chance = tl.load(chances + slot[:, None] * K + draft, mask=is_draft, other=1.0)
     worth = tl.cumprod(chance, axis=1)
-    if FAIR:  # `planning.objective.worth_of`
+    if FAIR:  # in the order of `planning.objective.worth_of`, which is the log1p of this
         tokens = 1.0 + tl.cumsum(worth, axis=1)
-        worth = tl.log(tokens / (tokens - worth))
+        worth = worth / (tokens - worth)
     # The host counts on every draft that the budget has room for, whatever its chance.
     worth = tl.where(worth > 0.0, tl.minimum(worth, 1.0), 0.0)
     # Floats from 0 to 1 sort in the order of their bits.

@@ -49,7 +49,7 @@ Layers = Mapping[str, AttentionLayerBase]
 
 CRASHED = "FLASH_ATTN"
 """Backend with which trimming is off unless the user turns it on: on an H200, 5 of 15 engines that
-trimmed crashed, 2 of them for a reason that is not known (docs/benchmarks.md)."""
+trimmed crashed. Both causes are fixed (docs/benchmarks.md), but no GPU has confirmed that yet."""
 
 TELLS_HOST = hasattr(adaptive_verification, "AdmittedDraftCounts")
 """Whether ranks may share the sampling of a batch with trimmed drafts (vLLM 0.33 and later)."""
