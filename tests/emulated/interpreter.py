@@ -58,7 +58,8 @@ def _divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     than 1."""
     if left.dtype != np.float32:
         return np.divide(left, right)
-    return left * np.reciprocal(right)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of rows that nobody reads
+        return left * np.reciprocal(right)
 
 
 def queue_launches(device: Any) -> None:
