@@ -46,6 +46,7 @@ def test_a_step_is_timed_up_to_its_end(*, with_block: bool) -> None:
     runner: Any = SimpleNamespace(
         _dummy_run=lambda *_, **__: (hidden.add_(1.0), None),
         prepare_dummy_attn=None,
+        model_state=SimpleNamespace(prepare_attn=None),
         model=SimpleNamespace(compute_logits=lambda hidden: hidden + 1.0),
         vocab_size=8,
         speculator=SimpleNamespace(runs_target_alone=False),

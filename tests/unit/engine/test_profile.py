@@ -182,7 +182,11 @@ class Runner(SimpleNamespace):
         self.clock, self.cudagraph_manager = clock, None
         self.requests_of_graph: dict[int, int] = {}
         model = SimpleNamespace(compute_logits=self.compute_logits)
-        super().__init__(speculator=speculator, num_speculative_steps=2, model=model, **sizes)
+        # As TRITON_ATTN does for graphs.
+        state = SimpleNamespace(prepare_attn=lambda batch: batch.seq_lens.fill_(1))
+        super().__init__(
+            speculator=speculator, num_speculative_steps=2, model=model, model_state=state, **sizes
+        )
 
     def prepare_dummy_attn(self, batch: Any) -> None: ...
 
@@ -200,8 +204,12 @@ class Runner(SimpleNamespace):
         randomize_inputs: bool,
     ) -> tuple[torch.Tensor, None]:
         padded = count + 2  # graphs have more rows
-        batch = SimpleNamespace(is_padding=torch.ones(padded, dtype=torch.bool))
+        batch = SimpleNamespace(
+            is_padding=torch.ones(padded, dtype=torch.bool), seq_lens=torch.tensor([context_len])
+        )
         self.prepare_dummy_attn(batch)
+        self.model_state.prepare_attn(batch)
+        context_len = int(batch.seq_lens)
         assert randomize_inputs
         assert skip_eplb
         asked = 1 if uniform_decode and context_len else min(count, self.max_num_reqs)

@@ -270,15 +270,26 @@ def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("mode", "most_rows"),
-    [(CUDAGraphMode.FULL, 8), (CUDAGraphMode.PIECEWISE, None), (CUDAGraphMode.NONE, None)],
+    ("mode", "trims", "graphs", "most_rows"),
+    [
+        (CUDAGraphMode.FULL, True, CUDAGraphMode.FULL_AND_PIECEWISE, 8),
+        (CUDAGraphMode.FULL, False, CUDAGraphMode.FULL, 16),
+        (CUDAGraphMode.FULL, False, CUDAGraphMode.FULL_AND_PIECEWISE, None),
+        (CUDAGraphMode.PIECEWISE, True, CUDAGraphMode.FULL_AND_PIECEWISE, None),
+        (CUDAGraphMode.NONE, False, CUDAGraphMode.FULL, None),
+    ],
 )
 def test_metadata_keeps_to_the_bound_of_its_graph(
-    mode: CUDAGraphMode, most_rows: int | None
+    mode: CUDAGraphMode, trims: bool, graphs: CUDAGraphMode, most_rows: int | None
 ) -> None:
-    """Also in steps without drafts, for which vLLM would set no bound."""
+    """Graphs of one number of rows per request need no bound: their batches have that number."""
     state: Any = SimpleNamespace(prepare_attn=lambda batch, *_, **__: batch.max_query_len)
-    runner: Any = SimpleNamespace(model_state=state, decode_query_len=8)
+    runner: Any = SimpleNamespace(
+        model_state=state,
+        decode_query_len=8,
+        adaptive_verification=object() if trims else None,
+        cudagraph_manager=SimpleNamespace(cudagraph_mode=graphs),
+    )
     fix_undrafted_graphs(runner)
-    batch: Any = SimpleNamespace(max_query_len=None)
+    batch: Any = SimpleNamespace(max_query_len=None, num_tokens_after_padding=16)
     assert state.prepare_attn(batch, mode, (), for_capture=False) == most_rows

@@ -32,7 +32,6 @@ from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
 from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.trimming import DraftBudget
-from vllm_dflash.engine.vllm_fixes.undrafted_graphs import fix_undrafted_graphs
 from vllm_dflash.engine.warm import WarmState
 
 
@@ -96,7 +95,6 @@ class PlannedSpeculator(LoadedSpeculator):
             )
             self.budget.warm_up()
             runner.adaptive_verification = self.budget
-            fix_undrafted_graphs(runner)  # hook 19
         if self.trees is not None:  # hook 17
             self.trees.attach(runner, self.draft_attn_layer_names)
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)

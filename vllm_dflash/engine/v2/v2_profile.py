@@ -99,6 +99,8 @@ def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[
     """Functions that run a dummy step with given rows and context per request: of the target and
     its head alone, and with a block."""
     prepare, unadapted = runner.prepare_dummy_attn, Unadapted(runner.model)
+    state = runner.model_state
+    prepare_metadata = state.prepare_attn
 
     def whole(rows: int, context: int = 0, *, uniform: bool = False) -> None:
         # Rows with context belong to one request, unless a graph takes requests of any lengths.
@@ -109,7 +111,14 @@ def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[
             batch.is_padding[:rows].fill_(False)
             return prepare(batch, *args)
 
-        runner.prepare_dummy_attn = prepare_rows
+        def prepare_lengths(batch: InputBatch, *args: Any, **kwargs: Any) -> Any:
+            # For graphs, TRITON_ATTN takes all contexts for as short as while it captures them.
+            lengths = batch.seq_lens.clone()
+            found = prepare_metadata(batch, *args, **kwargs)
+            batch.seq_lens.copy_(lengths)
+            return found
+
+        runner.prepare_dummy_attn, state.prepare_attn = prepare_rows, prepare_lengths
         try:  # random tokens: equal ones would go to the same experts
             hidden, _ = runner._dummy_run(
                 rows,
@@ -119,7 +128,7 @@ def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[
                 randomize_inputs=True,
             )
         finally:
-            runner.prepare_dummy_attn = prepare
+            runner.prepare_dummy_attn, state.prepare_attn = prepare, prepare_metadata
         with unadapted:  # sample a token for each row, in vLLM's chunks
             for chunk in hidden[:rows].split(get_max_chunk_logits(runner.vocab_size)):
                 runner.model.compute_logits(chunk).argmax(dim=-1)

@@ -13,6 +13,7 @@ from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
 from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.engine.vllm_fixes.scored_verification import fix_scored_verification
+from vllm_dflash.engine.vllm_fixes.undrafted_graphs import fix_undrafted_graphs
 from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -40,6 +41,7 @@ class V2Worker(DraftingWorker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
         fix_scored_verification(self.model_runner)  # hook 19
+        fix_undrafted_graphs(self.model_runner)  # hook 19
         self.drafter.before_capture(self.model_runner)  # hooks 16 and 17
         took = super().compile_or_warm_up_model()
         # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.

@@ -1,11 +1,12 @@
-"""Decode steps without drafts get wrong attention in graphs for adaptive verification.
+"""Steps with one row per request get wrong attention in full graphs for any numbers of rows.
 
-Wrong in vLLM 0.32.0 and 0.33.0, Model Runner V2. Such a graph is captured for up to 1 + K rows per
-request. The metadata of a step must keep to this bound, and `InputBatch.max_query_len` says so, but
-only if drafts were scheduled. For a step without drafts, FlashAttention 3 plans one row per
-request, and the captured kernel misreads the plan: wrong text, or illegal memory access. Seen on an
-H200. Not reported yet (docs/engineering/upstream.md). Delete this file when `prepare_inputs` sets
-`max_query_len` for every batch that such a graph serves.
+Wrong in vLLM 0.32.0 and 0.33.0, Model Runner V2. Adaptive verification has graphs for up to 1 + K
+rows per request, `"cudagraph_mode": "FULL"` for any number. The metadata of a step must keep to the
+number that its graph was captured for. `InputBatch.max_query_len` says so, but only with adaptive
+verification, and only if drafts were scheduled. Otherwise FlashAttention 3 plans such a step for
+one row per request, and the captured kernel misreads the plan: wrong text, or illegal memory
+access. Seen on an H200. Not reported yet (docs/engineering/upstream.md). Delete this file when
+`prepare_inputs` sets `max_query_len` for every batch that such a graph serves.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def fix_undrafted_graphs(runner: GPUModelRunner) -> None:
-    """Make metadata keep to the graphs' bound, in a runner with adaptive verification.
-
-    Its full graphs serve only batches that decode.
-    """
-    state, most_rows = runner.model_state, runner.decode_query_len
+    """Make the metadata of a runner's steps keep to the bound of their graphs."""
+    state = runner.model_state
     prepare = state.prepare_attn
 
     def prepare_attn(
         batch: InputBatch, mode: CUDAGraphMode, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         if mode == CUDAGraphMode.FULL:
-            batch.max_query_len = most_rows
+            if runner.adaptive_verification is not None:
+                batch.max_query_len = runner.decode_query_len
+            elif runner.cudagraph_manager.cudagraph_mode == CUDAGraphMode.FULL:
+                batch.max_query_len = batch.num_tokens_after_padding
         return prepare(batch, mode, *args, **kwargs)
 
     state.prepare_attn = prepare_attn
