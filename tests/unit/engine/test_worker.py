@@ -108,7 +108,7 @@ class Drafter:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.statistics.observe_lengths(np.array([7]), could_draft=True)
+            self.statistics.observe_length(1, 7, could_draft=True)
             self.statistics.nan_drafts += 1
             self.step.slots.records += 1.0
             self.step.slots.everybody += 1.0
@@ -127,7 +127,11 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker.model_config = SimpleNamespace(model="T")
     worker.vllm_config = None
     parallel = SimpleNamespace(enable_batch_sharded_sampling=False)
-    worker.model_runner = SimpleNamespace(parallel_config=parallel, rejection_sampler=None)
+    worker.model_runner = SimpleNamespace(
+        parallel_config=parallel,
+        rejection_sampler=None,
+        model_state=SimpleNamespace(prepare_attn=None),
+    )
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(Mode, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())

@@ -107,6 +107,16 @@ class DraftStatistics:
         self.drafted_requests += len(lengths)
         self.planned_tokens += int(lengths.sum())
 
+    def observe_length(self, count: int, length: int, *, could_draft: bool) -> None:
+        """Count a step that drafts `count` blocks of this length. Uses no arrays: V2's host counts
+        every step, and a fast GPU waits for it."""
+        self.steps += 1
+        self.drafted_steps += count > 0
+        self.skipped_steps += could_draft and not count
+        self.draft_lengths[length] += count
+        self.drafted_requests += count
+        self.planned_tokens += count * length
+
     def observe(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step that has ended; `estimate`: its expected time, if there is one."""
         plan = step.plan

@@ -177,8 +177,8 @@ class PlannedSpeculator(LoadedSpeculator):
             self.step.after_block(self.batch, has_block=runs_block)
             self._report = self.step.report
             drafted = self.handed_over.shape[1] if places is None else places
-            lengths = np.full(count * runs_block, drafted)
-            self.statistics.observe_lengths(lengths, could_draft=self.directions.could_draft)
+            could_draft = self.directions.could_draft
+            self.statistics.observe_length(count * runs_block, drafted, could_draft=could_draft)
         return self.handed_over[:count]
 
     def _fresh_slots(self) -> torch.Tensor | None:

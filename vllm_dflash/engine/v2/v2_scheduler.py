@@ -113,12 +113,13 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             self.statistics.planning_seconds += seconds
             if not never_drafts(scheduler_output):
                 self._planning_seconds = seconds
-            length = scheduler_output.num_spec_tokens_to_schedule
-            lengths = [
-                self._places.get(name, length) for name in names * self._has_block(scheduler_output)
-            ]
-            could_draft = directions.could_draft
-            self.statistics.observe_lengths(np.array(lengths, int), could_draft=could_draft)
+            length, could = scheduler_output.num_spec_tokens_to_schedule, directions.could_draft
+            drafted = names * self._has_block(scheduler_output)
+            if self._places and drafted:
+                lengths = np.array([self._places[name] for name in drafted])
+                self.statistics.observe_lengths(lengths, could_draft=could)
+            else:
+                self.statistics.observe_length(len(drafted), length, could_draft=could)
         super()._update_after_schedule(scheduler_output)
         if self.vllm_config.scheduler_config.async_scheduling:
             self._cut_to_places()
