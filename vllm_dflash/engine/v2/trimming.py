@@ -47,7 +47,7 @@ from vllm_dflash.planning.costs import StepCosts
 
 Layers = Mapping[str, AttentionLayerBase]
 
-CRASHED = "FLASH_ATTN"
+UNCONFIRMED = "FLASH_ATTN"
 """Backend with which trimming is off unless the user turns it on: on an H200, 5 of 15 engines that
 trimmed crashed. Both causes are fixed (docs/benchmarks.md), but no GPU has confirmed that yet."""
 
@@ -72,8 +72,8 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
         why = "enable_adaptive_verification is false"
     else:
         why = obstacle(config, target, drafter, 1 + mode.num_speculative_tokens)
-        if why is None and any(_name_of(layer) == CRASHED for layer in target.values()):
-            why = f"engines on {CRASHED} crashed with it; enable_adaptive_verification: true for it"
+        if why is None and any(_name_of(layer) == UNCONFIRMED for layer in target.values()):
+            why = f"not confirmed on {UNCONFIRMED} yet (enable_adaptive_verification: true: on)"
     return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
 
 
