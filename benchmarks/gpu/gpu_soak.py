@@ -17,14 +17,13 @@ from typing import Any
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_measure import telling_lines
 from gpu.gpu_plan import DEMO
-from gpu.gpu_text import TIES
+from gpu.gpu_text import DFLASH, TIES
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify.divergence import Text, compare_all
 
-DFLASH = {"method": "dflash", "model": str(DEMO / "drafter")}
 OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
     {"repetition_penalty": 1.3},

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu.gpu_plan import DEMO
-from gpu.gpu_text import TRACED
+from gpu.gpu_text import DFLASH, TRACED
 from vllm_dflash.tools.prompts import read_prompts
-
-SPECULATIVE = {"method": "dflash", "model": str(DEMO / "drafter")}
 
 
 def watch(steps: list[int], wrong: list[dict[str, Any]]) -> None:
@@ -60,15 +58,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         gpu_memory_utilization=0.3,
         kv_cache_memory_bytes=32 << 20 if options.tiny else 1 << 30,
         async_scheduling=not options.synchronous,
-        speculative_config={**SPECULATIVE, "enable_adaptive_verification": True},
+        speculative_config={**DFLASH, "enable_adaptive_verification": True},
         compilation_config={**TRACED, **rows},
         **({"attention_config": {"backend": options.backend}} if options.backend else {}),
     )
     prompts = read_prompts(DEMO / "held_out.jsonl", 2 if options.tiny else 40)
     params = SamplingParams(temperature=0, max_tokens=8 if options.tiny else 96, ignore_eos=True)
-    for batch in ([one] for one in prompts), [prompts]:
-        for some in batch:
-            llm.generate(some, params, use_tqdm=False)
+    for some in (*([one] for one in prompts), prompts):
+        llm.generate(some, params, use_tqdm=False)
     verdict = f"{len(wrong)} of {len(steps)} steps admitted another number of drafts"
     return {"verdict": verdict, "ok": bool(steps) and not wrong, "wrong": wrong[:20]}
 

@@ -44,22 +44,25 @@ def hasten() -> None:
     of_numpy = interpreter._get_np_dtype
     known = cache(of_numpy)
     interpreter._get_np_dtype = lambda one: (known if type(one) is dtype else of_numpy)(one)
-    interpreter.InterpreterBuilder.create_fdiv = lambda builder, left, right: builder.binary_op(
-        left, right, _divide
-    )
     # Compiled kernels do not check for overflow either.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
     )
 
 
-def _divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Divide as a GPU does: float32 is multiplied by a rounded reciprocal, so x / x may be less
-    than 1."""
-    if left.dtype != np.float32:
-        return np.divide(left, right)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of rows that nobody reads
-        return left * np.reciprocal(right)
+def divide_as_gpus_do() -> None:
+    """Multiply float32 by a rounded reciprocal, so that x / x may be less than 1."""
+    from triton.runtime import interpreter
+
+    def divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        if left.dtype != np.float32:
+            return np.divide(left, right)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of rows that nobody reads
+            return left * np.reciprocal(right)
+
+    interpreter.InterpreterBuilder.create_fdiv = lambda builder, left, right: builder.binary_op(
+        left, right, divide
+    )
 
 
 def queue_launches(device: Any) -> None:

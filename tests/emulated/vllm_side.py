@@ -27,6 +27,7 @@ def use(*, has_fast_attention: bool = True) -> None:
     torch_cuda.install()
     interpreter.pretend_a_device()
     interpreter.hasten()
+    interpreter.divide_as_gpus_do()
     interpreter.queue_launches(torch_cuda.device())
     _set_platform()
     _replace(has_fast_attention)

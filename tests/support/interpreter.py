@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from emulated.interpreter import hasten, pretend_a_device
+from emulated.interpreter import divide_as_gpus_do, hasten, pretend_a_device
 
 
 def use_triton() -> None:
@@ -24,6 +24,7 @@ def use_model_runner_v2() -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     use_triton()
     hasten()
+    divide_as_gpus_do()
 
 
 @contextmanager

@@ -178,7 +178,7 @@ class AheadPlanner(LearningPlanner):
 
     def _drafting_seconds(self, context_lens: Ints) -> float:
         """Return the seconds of one block for each of R requests; their contexts' tokens, [R]."""
-        attended = float(self.window.attended(context_lens).sum())
+        attended = self.window.attended_in_all(context_lens)
         return self.costs.block(len(context_lens) * (1 + self.max_draft), attended)
 
     def _best(self, expected: Expected) -> PlanAhead:
@@ -239,8 +239,8 @@ class AheadPlanner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        attended = step.plan.window.attended(step.context_lens)
-        drafting = self.costs.block(step.draft_rows, float(attended.sum()))
+        attended = step.plan.window.attended_in_all(step.context_lens)
+        drafting = self.costs.block(step.draft_rows, attended)
         seconds = step.target_seconds - drafting
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)

@@ -207,7 +207,7 @@ class Planner(LearningPlanner):
         both = np.array([num_requests, num_requests + rows])
         reading = context * np.array([0, PROBE_LENGTH])
         plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
-        attended = float(self.window.attended(step.context_lens[chosen]).sum())
+        attended = self.window.attended_in_all(step.context_lens[chosen])
         seconds = self.costs.block(count * (1 + width), attended) + verifying - plain
         seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
         plan = replace(

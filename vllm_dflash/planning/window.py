@@ -69,6 +69,10 @@ class Window(NamedTuple):
         """Return how many tokens of each context blocks attend to, to within a cache block, [R]."""
         return context_lens - self.skipped(context_lens, 1) if self.tokens else context_lens
 
+    def attended_in_all(self, context_lens: Ints) -> float:
+        """Return how many tokens the blocks of all R requests attend to."""
+        return float(self.attended(context_lens).sum())
+
 
 WHOLE = Window()
 

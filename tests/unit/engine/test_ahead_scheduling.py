@@ -301,6 +301,8 @@ def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
             assert counted["costs"] is not scheduler.statistics.costs
             assert learned.costs is not scheduler.planner.costs.records
             assert learned.block_rates.shape == learned.text_rates.shape == (7, 11)
+        else:
+            assert directions_of(scheduled).window_report is None
     assert told == [3, 11, 27, 59, 91]
 
 

@@ -74,6 +74,7 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     windows = WindowsAhead(8192, AheadPlanner(7, 3))
     lens = np.full(3, SHORTEST + 5)
     nothing = table((NO_DRAFTS, 0), (NO_DRAFTS, 0), (NO_DRAFTS, 0))
+    assert windows.chooser.report() == []
     with_block = windows.direct(Directions(runs_block=True), lambda: lens)
     assert with_block.window == Window(TOKENS[0], SHORTEST, 0)
     windows.observe(with_block, [1, 1, 1], nothing, 1.0, None)  # no block before it
@@ -87,6 +88,8 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     assert (window.steps, window.seconds) == (1, pytest.approx(0.125 / 3))
     assert windows.chooser.classes[0].rest_seconds == pytest.approx(0.125)
     assert whole.verified == whole.steps == small.verified == small.steps == 0
+    (reported,) = windows.chooser.report()
+    assert reported["block_ms"] == [0.0, pytest.approx(125 / 3, abs=0.001), 0.0]
 
 
 def test_steps_with_prompts_say_nothing_about_windows() -> None:

@@ -100,22 +100,21 @@ class DraftStatistics:
 
     def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
         """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle."""
-        self.steps += 1
-        self.drafted_steps += len(lengths) > 0
-        self.skipped_steps += could_draft and not len(lengths)
         self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)
-        self.drafted_requests += len(lengths)
-        self.planned_tokens += int(lengths.sum())
+        self._observe_blocks(len(lengths), int(lengths.sum()), could_draft)
 
     def observe_length(self, count: int, length: int, *, could_draft: bool) -> None:
-        """Count a step that drafts `count` blocks of this length. Uses no arrays: V2's host counts
+        """Count a step that drafts `count` blocks of this length. Makes no arrays: V2's host counts
         every step, and a fast GPU waits for it."""
+        self.draft_lengths[length] += count
+        self._observe_blocks(count, count * length, could_draft)
+
+    def _observe_blocks(self, count: int, tokens: int, could_draft: bool) -> None:
         self.steps += 1
         self.drafted_steps += count > 0
         self.skipped_steps += could_draft and not count
-        self.draft_lengths[length] += count
         self.drafted_requests += count
-        self.planned_tokens += count * length
+        self.planned_tokens += tokens
 
     def observe(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step that has ended; `estimate`: its expected time, if there is one."""

@@ -72,13 +72,10 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
         why = "enable_adaptive_verification is false"
     else:
         why = obstacle(config, target, drafter, 1 + mode.num_speculative_tokens)
-        if why is None and any(_name_of(layer) == UNCONFIRMED for layer in target.values()):
+        backends = (layer.get_attn_backend().get_name() for layer in target.values())
+        if why is None and UNCONFIRMED in backends:
             why = f"not confirmed on {UNCONFIRMED} yet (enable_adaptive_verification: true: on)"
     return why if agreed_by_all(why is None) else why or "it does not hold on another rank"
-
-
-def _name_of(layer: AttentionLayerBase) -> str:
-    return layer.get_attn_backend().get_name()
 
 
 def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len: int) -> str | None:
@@ -284,7 +281,7 @@ class DraftBudget(AdaptiveVerificationManager):
                 context=float(context[decodes].sum()),
                 mean_context=float(context[has_drafts].mean()),
                 block_rows=self.directions.runs_block * count * self.rows_of_block,
-                block_context=float(self.directions.window.attended(context).sum()),
+                block_context=self.directions.window.attended_in_all(context),
             )
             scores, steps = self.recent.sample(slots[has_drafts], drafts[has_drafts])
             chosen = self.costs, load, scores, steps, most, self._min_verified

@@ -222,7 +222,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         )
 
     def _news(self) -> dict[str, Any]:
-        """What the planner learned and the scheduler counted, if a message to workers is due."""
+        """What was learned and counted, and how windows do, if a message to workers is due."""
         self._news_in -= 1
         if self._news_in > 0:
             return {}
