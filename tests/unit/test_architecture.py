@@ -54,6 +54,15 @@ def test_the_emulated_gpu_knows_no_plugin() -> None:
     assert found & {"vllm_dflash", "support", "tests", "gpu", "faults"} == set()
 
 
+def test_the_page_of_the_architecture_names_every_file_that_runs_in_an_engine() -> None:
+    """The commands' files are not on it; fixes of vLLM have a page of their own."""
+    page = (ROOT / "docs" / "engineering" / "architecture.md").read_text()
+    files = [file for file in MODULES if not file.is_relative_to(PACKAGE / "tools")]
+    names = {file.name for file in files if not file.name.startswith("__")} - set(FIXES)
+    assert len(names) > 80
+    assert {name for name in names if name not in page} == set()
+
+
 def test_every_mended_bug_is_on_the_page_of_hooks() -> None:
     page = ast.get_docstring(ast.parse((PACKAGE / "plugin.py").read_text())) or ""
     assert len(FIXES) > 10
