@@ -11,8 +11,8 @@ import torch
 
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
-from vllm_dflash.engine.v2.exchange import ARRIVED, Directions, HostCopy, Sent
-from vllm_dflash.engine.v2.trimming import DraftBudget
+from vllm_dflash.engine.v2.exchange import Directions, HostCopy
+from vllm_dflash.engine.v2.trimming import ARRIVED, DraftBudget, Sent
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
 from vllm_dflash.planning.step import Learned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from logging import Logger
 
 from vllm.logger import init_logger
@@ -49,6 +50,23 @@ def log_active(mode: Mode) -> None:
         list(drafter.taps),
         tuple(tap + 1 for tap in drafter.taps),
     )
+
+
+def log_lengths(lengths: Sequence[int], ragged_seconds: float, untrimmed: str | None) -> None:
+    """Log how draft lengths vary on V2.
+
+    Args:
+        lengths: those that all requests of a step can share.
+        ragged_seconds: extra time of a step whose requests have different lengths.
+        untrimmed: reason why the device does not trim drafts; None if it does.
+    """
+    how = "for all requests; vLLM's adaptive verification then trims each request's drafts"
+    if untrimmed is not None:
+        how = (
+            "the same for all requests of a step, or each its own, for"
+            f" {1000 * ragged_seconds:.2f} ms more; adaptive verification is off: {untrimmed}"
+        )
+    logger().info("draft lengths %s (%s)", ", ".join(map(str, lengths)), how)
 
 
 def log_free_drafts(mode: Mode) -> None:

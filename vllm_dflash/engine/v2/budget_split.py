@@ -38,7 +38,7 @@ def _split(  # type: ignore[no-untyped-def]
     if FAIR:  # in the order of `planning.objective.worth_of`, which is the log1p of this
         tokens = 1.0 + tl.cumsum(worth, axis=1)
         worth = worth / (tokens - worth)
-    # The host counts on every draft that the budget has room for, whatever its chance.
+    # Exactly `budget` drafts must be admitted, as the host counts on it: also drafts of chance 0.
     worth = tl.where(worth > 0.0, tl.minimum(worth, 1.0), 0.0)
     # Floats from 0 to 1 sort in the order of their bits.
     worth = tl.where(is_draft, worth.to(tl.int32, bitcast=True), -1)

@@ -111,7 +111,7 @@ def _choose(  # type: ignore[no-untyped-def]
     survival = tl.where(uses_text, survival_of_text, survival_of_block)
     chosen_bias = tl.where(uses_text, bias_of_text, bias_of_block)
     corrected = tl.minimum(survival * chosen_bias, 1.0)
-    # vLLM multiplies chances up again, so divide by the corrected survival of the draft before.
+    # vLLM takes the product of chances as survival, so store the ratios of corrected survival.
     before = tl.minimum(survival / tl.where(chance > 0, chance, 1.0) * chosen_bias, 1.0)
     before = tl.where((draft == 0) | (corrected == 0.0), 1.0, before)
     tokens = tl.where(uses_text, predicted, given if HAS_BLOCK else last)

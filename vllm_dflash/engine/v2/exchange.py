@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
 from vllm_dflash.engine.message import Message
-from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v2.block_timer import BlockTime
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
@@ -123,19 +122,6 @@ class HostCopy:
         return self._values
 
 
-ARRIVED = 3
-"""Steps after which a copy to the host has arrived."""
-
-
-class Sent(NamedTuple):
-    """Chances of all slots, on their way to the host."""
-
-    step: int
-    had_block: bool
-    """Whether that step ran a block."""
-    chances: HostCopy
-
-
 class CountedOutput(AsyncModelRunnerOutput):
     """vLLM's output of a step; counts the step's drafts when it is fetched."""
 
@@ -174,16 +160,3 @@ class CountedOutput(AsyncModelRunnerOutput):
     def get_kv_connector_output(self) -> Any:
         """Called by vLLM 0.33 for an output that failed."""
         return self.model_runner_output.kv_connector_output
-
-
-def log_lengths(facts: WorkerFacts, untrimmed: str | None) -> None:
-    """Log how draft lengths vary; `untrimmed`: reason why the device does not trim drafts, None if
-    it does."""
-    how = "for all requests; vLLM's adaptive verification then trims each request's drafts"
-    if untrimmed is not None:
-        more = f"{1000 * facts.ragged_seconds:.2f} ms more"
-        how = (
-            f"the same for all requests of a step, or each its own, for {more};"
-            f" adaptive verification is off: {untrimmed}"
-        )
-    logger().info("draft lengths %s (%s)", ", ".join(map(str, facts.lengths)), how)

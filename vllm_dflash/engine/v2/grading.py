@@ -93,7 +93,7 @@ def _grade(  # type: ignore[no-untyped-def]
     holds = tl.load(record).to(tl.int32)
     match = tl.load(record + 1)
 
-    # Placeholders are admitted as well, if there are too few drafts for the budget.
+    # A budget larger than the number of drafts admits placeholders, which `verified` leaves out.
     admitted = tl.where(sampled > 0, sampled - 1 + rejected, 0)
     verified = tl.where(holds != NO_DRAFTS, admitted, 0)
     is_block = (holds == BLOCK) & (verified > 0)

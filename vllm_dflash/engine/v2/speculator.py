@@ -1,6 +1,6 @@
 """The speculator for vLLM's Model Runner V2: vLLM's own, around our step (`device_step.py`).
 
-vLLM calls the methods above the line once, when an engine starts, and those below it in every step.
+Methods above "every step" are called once, when an engine starts, the others in every step.
 `sample_draft` is captured with the drafter's block.
 """
 

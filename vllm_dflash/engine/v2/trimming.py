@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from copy import copy
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.v2.budget_split import split
-from vllm_dflash.engine.v2.exchange import ARRIVED, Directions, HostCopy, Sent
+from vllm_dflash.engine.v2.exchange import Directions, HostCopy
 from vllm_dflash.planning import Bools, Ints
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
@@ -138,6 +138,19 @@ def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
     return sorted(lengths | {0, max_draft})
 
 
+ARRIVED = 3
+"""Steps after which a copy to the host has arrived."""
+
+
+class Sent(NamedTuple):
+    """Chances of all slots, on their way to the host."""
+
+    step: int
+    had_block: bool
+    """Whether that step ran a block."""
+    chances: HostCopy
+
+
 class DraftBudget(AdaptiveVerificationManager):
     """Replaces vLLM's manager in a runner. All ranks decide alike: they have the same chances, and
     are sent the same costs."""
@@ -159,8 +172,8 @@ class DraftBudget(AdaptiveVerificationManager):
     """Whether the last step ran a block."""
     _steps = 0
     _began: Ints
-    """First step after each slot's prompt. The step before it is the first whose chances count:
-    earlier ones are of a prompt's chunk, which has no drafts, or of the slot's last request."""
+    """First step after each slot's prompt, [S]. Chances of the step before it count; earlier ones
+    belong to a chunk of the prompt, which has no drafts, or to the slot's last request."""
     _taken = -3
     """Step whose chances were added to `recent` last."""
     _sent: deque[Sent]

@@ -1,8 +1,9 @@
-"""Schedulers for Model Runner V2. They plan one step ahead, synchronous or not.
+"""Schedulers for Model Runner V2, synchronous or not.
 
 The device decides what each request's drafts are, and verifies those that are worth it
-(`speculator.py`). The scheduler decides for all ranks whether a block runs, keeps places for
-drafts, and learns from their outcomes, which arrive two steps later.
+(`speculator.py`). When a step is scheduled, the scheduler decides for all ranks whether it runs a
+block, and how many drafts of each request the step after it verifies. It learns from outcomes,
+which arrive two steps later (docs/engineering/architecture.md has the path of a length).
 """
 
 from __future__ import annotations
@@ -81,11 +82,12 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         chooser = None if self._windows is None else self._windows.chooser
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
         self._clock, self._cadence = StepClock(), Cadence()
-        self._is_anew = True
-        """Whether the last step has a new plan; if so, we learn from the next output."""
+        self._learns_next = True
+        """Whether the planner learns from the next output: if the last step has a new plan."""
         self._repeats_block = False
+        """Whether the last plan that was not a probe runs a block."""
         self._planned_for: dict[str, int] = {}
-        """Last plan that was not a probe: whether it runs a block, and each request's length."""
+        """Length of each request in that plan."""
         self._planning_seconds = 0.0
         """Time spent on the last plan."""
         self._last_block = 0, WHOLE
@@ -126,12 +128,12 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
 
     def _plan(self, scheduler_output: SchedulerOutput, names: list[str]) -> Directions:
         if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
-            self._is_anew = self._cadence.is_due(len(names))
+            self._learns_next = self._cadence.is_due(len(names))
             scheduler_output.num_spec_tokens_to_schedule = 0
-            return Directions(runs_block=False, could_draft=False, **self._news())
-        self._is_anew = self._cadence.is_due(len(names)) or not self._planned_for
-        self._is_anew |= self._trees.num_nodes > 0
-        if not self._is_anew:
+            return Directions(runs_block=False, could_draft=False, is_anew=False, **self._news())
+        self._learns_next = self._cadence.is_due(len(names)) or not self._planned_for
+        self._learns_next |= self._trees.num_nodes > 0
+        if not self._learns_next:
             return self._repeat(scheduler_output)
         context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
@@ -165,8 +167,8 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
             return ahead
         self._repeats_block, self._planned_for = ahead.runs_block, {}
         if limits.any():  # else nothing was chosen
-            # Lengths that a request's own end limits are no guide for later steps and for others:
-            # replace them with the length of the request that has most room.
+            # A request near its end gets a short length for that reason alone. When the plan is
+            # repeated, it and others use the length of the request that has most room.
             freest = int(limits.argmax())
             most = int(ahead.lengths[freest])
             most = self._width if most == limits[freest] else most
@@ -302,7 +304,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         draft_rows, window = self._last_block
         rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
         self._last_block = rows, directions_of(scheduler_output).window
-        if not self._is_anew:
+        if not self._learns_next:
             seconds = self._clock.skip(names)
             self.statistics.step_seconds += seconds
             self._observe_window(scheduler_output, output, produced, verified, seconds)

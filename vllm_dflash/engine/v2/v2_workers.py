@@ -6,8 +6,8 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from vllm_dflash.engine.reporting.log import log_free_drafts
-from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts, log_lengths
+from vllm_dflash.engine.reporting.log import log_free_drafts, log_lengths
+from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
@@ -60,7 +60,7 @@ class V2Worker(DraftingWorker):
         uses them, too."""
         if self.drafter.budget is not None:
             self.drafter.budget.costs = costs
-        self._facts_to_send = WorkerFacts(
+        facts = self._facts_to_send = WorkerFacts(
             costs,
             lengths_to_choose(self.model_runner, self.drafter.mode.draft_width),
             trims=self.drafter.budget is not None,
@@ -68,9 +68,9 @@ class V2Worker(DraftingWorker):
             looks_up=self.drafter.step.free_drafts is not None,
         )
         if self.rank == 0:
-            if self._facts_to_send.looks_up:
+            if facts.looks_up:
                 log_free_drafts(self.drafter.mode)
-            log_lengths(self._facts_to_send, self.drafter.untrimmed)
+            log_lengths(facts.lengths, facts.ragged_seconds, self.drafter.untrimmed)
 
     def end_step(self, output: Output) -> Output:
         """Attach messages to the output, and count the drafts once its tokens arrive."""
