@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.progress import track
 
+from demo_models import DEMO, HELD_OUT
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR
 from vllm_dflash.tools.bench.sides import side_environment
 from vllm_dflash.tools.console import print_report
@@ -26,7 +27,6 @@ from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.tables import Table
 
 ROOT = Path(__file__).parent.parent
-DEMO = ROOT / "models" / "demo"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 SIDES = ("processes", "ray, one node", "ray, two nodes")
 
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--pair", type=Path, default=DEMO, help="folder with target/ and drafter/")
-    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--prompts", type=Path, default=HELD_OUT)
     add("--concurrency", type=int, nargs="+", default=[1, 8])
     add("--rounds", type=int, default=5)
     add("--warmup-rounds", type=int, default=1)

@@ -25,6 +25,7 @@ import httpx
 import numpy as np
 from rich.progress import track
 
+from demo_models import DEMO, HELD_OUT
 from soak.behaviours import COMPLETIONS, MODEL
 from soak.clients import connected
 from soak.soaked_server import SoakServer
@@ -41,7 +42,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))  # where ray_eng
 from ray_engines.local_ray import local_ray
 from ray_engines.replica_settings import Settings
 
-DEMO = Path(__file__).parents[1] / "models" / "demo"
 ENGINE = "vllm serve"
 Measured = dict[tuple[int, str], list[float]]
 
@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--narrow", action="store_true", help="the demo pair as it is: HTTP takes most of the time")
-    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--prompts", type=Path, default=HELD_OUT)
     add("--concurrency", type=positive, nargs="+", default=[1, 4, 16])
     add("--rounds", type=positive, default=4)
     add("--warmup-rounds", type=int, default=1)
