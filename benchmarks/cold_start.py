@@ -21,15 +21,14 @@ from typing import Any
 
 from rich.progress import Progress
 
+from demo_models import DEMO, DFLASH
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
-DEMO = Path(__file__).parents[1] / "models" / "demo"
-SPECULATIVE = {"method": "dflash", "model": str(DEMO / "drafter")}
 SIDES: dict[str, tuple[dict[str, Any] | None, dict[str, str]]] = {
     "plain": (None, {}),
-    "vllm-dflash": (SPECULATIVE, {}),
-    "native": ({**SPECULATIVE, "num_speculative_tokens": 7}, {"VLLM_PLUGINS": ""}),
+    "vllm-dflash": (DFLASH, {}),
+    "native": ({**DFLASH, "num_speculative_tokens": 7}, {"VLLM_PLUGINS": ""}),
 }
 """Speculative config, and environment variables to set."""
 START = """

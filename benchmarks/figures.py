@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from loads.comparison import SCHEDULE
 from vllm_dflash.tools.bench.bench_plan import CLOSED
 from vllm_dflash.tools.bench.bench_report import Results, comparison_table, throughput_table
 from vllm_dflash.tools.bench.plot import plot_panels
@@ -27,7 +26,6 @@ RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.pn
 NAMES = {
     "human_eval": "code (HumanEval)",
     "chat": "chat",
-    SCHEDULE: "the same, K by batch size",
     "": "the demo pair's",
 }
 """README's names of prompts and engines."""

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from demo_models import DEMO, DFLASH, HELD_OUT
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, PLUGIN
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
 ROOT = Path(__file__).parent.parent
-DEMO = ROOT / "models" / "demo"
 NATIVE = "native K=7"
 STEPS = 20
 
@@ -38,11 +38,11 @@ def measure(side: str, count: int) -> float:
     from vllm import LLM, SamplingParams
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
-    speculative: dict[str, Any] | None = {"method": "dflash", "model": str(DEMO / "drafter")}
+    speculative: dict[str, Any] | None = DFLASH
     if side == PLAIN:
         speculative = None
     elif side == NATIVE:
-        speculative = {**(speculative or {}), "num_speculative_tokens": 7}
+        speculative = {**DFLASH, "num_speculative_tokens": 7}
     else:
         plan_as_on_a_fast_gpu()
     waited = [0.0]
@@ -67,7 +67,7 @@ def measure(side: str, count: int) -> float:
         speculative_config=speculative,
     )
     engine = llm.llm_engine
-    lines = (DEMO / "held_out.jsonl").read_text().splitlines()[:count]
+    lines = HELD_OUT.read_text().splitlines()[:count]
     params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
     taken: list[float] = []
     for turn in range(2):  # the first one warms up

@@ -16,17 +16,17 @@ import numpy as np
 import vllm
 from transformers import AutoTokenizer
 
+from demo_models import DEMO
 from vllm_dflash.planning.texts import BUCKETS, NgramIndex, append_tokens
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
-TARGET = Path(__file__).parent.parent / "models" / "demo" / "target"
 STEPS, MOST = 500, 32
 
 
 def read_text(tokens: int) -> list[int]:
     """Return `tokens` tokens of source code."""
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     text: list[int] = []
     for path in sorted(Path(vllm.__file__).parent.glob("v1/**/*.py")):
         text += tokenizer.encode(path.read_text())
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
     arguments = parser.parse_args()
     text = read_text(max(arguments.contexts) + STEPS)
-    measure(text, 1024, 1)  # compiles
+    measure(text, min(arguments.contexts), 1)  # compiles
     rows = []
     for context in arguments.contexts:
         kilobytes = 4 * (BUCKETS + context) / 1024

@@ -9,24 +9,22 @@ about five minutes.
 """
 
 import argparse
-import json
 import os
-import statistics
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.progress import track
 
+from demo_models import DEMO, HELD_OUT
+from paired_rates import Measured, rates_table, write_rates
 from vllm_dflash.config.mode import CPU_RAY_EXECUTOR
 from vllm_dflash.tools.bench.sides import side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.prompts import read_prompts
-from vllm_dflash.tools.tables import Table
 
 ROOT = Path(__file__).parent.parent
-DEMO = ROOT / "models" / "demo"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 SIDES = ("processes", "ray, one node", "ray, two nodes")
 
@@ -38,7 +36,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--pair", type=Path, default=DEMO, help="folder with target/ and drafter/")
-    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--prompts", type=Path, default=HELD_OUT)
     add("--concurrency", type=int, nargs="+", default=[1, 8])
     add("--rounds", type=int, default=5)
     add("--warmup-rounds", type=int, default=1)
@@ -53,7 +51,7 @@ def main() -> None:
     """Run the benchmark and print a table."""
     arguments = parse()
     prompts = read_prompts(arguments.prompts, 200)
-    measured: dict[tuple[int, str], list[float]] = {}
+    measured: Measured = {}
     with ExitStack() as stack:
         children = start(stack, arguments)
         for child in track(children.values(), "Starting engines"):
@@ -75,7 +73,10 @@ def main() -> None:
                 measured.setdefault((concurrency, side), []).append(result["tokens_per_second"])
         for child in children.values():
             child.dismiss()
-    report(measured, arguments)
+    title = f"Tokens/s, TP=2, medians of {arguments.rounds} interleaved rounds"
+    preloaded = f"LD_PRELOAD: {os.environ.get('LD_PRELOAD') or 'nothing'}"
+    print_report([rates_table(title, SIDES, measured)], [preloaded])
+    write_rates(measured, arguments.out / "result.json")
 
 
 def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, EngineProcess]:
@@ -121,32 +122,6 @@ def start(stack: ExitStack, arguments: argparse.Namespace) -> dict[str, EnginePr
         )
         for side, (backend, variables) in places.items()
     }
-
-
-def report(measured: dict[tuple[int, str], list[float]], arguments: argparse.Namespace) -> None:
-    """Print medians and write everything to JSON."""
-    rows = []
-    for (concurrency, side), speeds in measured.items():
-        base = measured[concurrency, SIDES[0]]
-        ratios = [mine / theirs for mine, theirs in zip(speeds, base, strict=True)]
-        rows.append(
-            [
-                str(concurrency),
-                side,
-                f"{statistics.median(speeds):.0f}",
-                f"{statistics.median(ratios):.2f}",
-                f"{min(ratios):.2f} - {max(ratios):.2f}",
-            ]
-        )
-    title = f"Tokens/s, TP=2, medians of {arguments.rounds} interleaved rounds"
-    columns = ["concurrency", "workers", "tokens/s", "x processes", "lowest - highest"]
-    preloaded = f"LD_PRELOAD: {os.environ.get('LD_PRELOAD') or 'nothing'}"
-    print_report([Table(title, columns, rows, words=(1,))], [preloaded])
-    record = [
-        {"concurrency": concurrency, "side": side, "tokens_per_second": speeds}
-        for (concurrency, side), speeds in measured.items()
-    ]
-    (arguments.out / "result.json").write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

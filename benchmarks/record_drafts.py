@@ -22,12 +22,12 @@ import torch
 from rich.progress import track
 from transformers import AutoTokenizer
 
+from demo_models import DEMO, HELD_OUT
 from parity.oracle import Oracle
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.tools.prompts import read_prompts
 
 HERE = Path(__file__).parent
-DEMO = HERE.parent / "models" / "demo"
 DRAFTS = HERE.parent / "tests" / "data" / "recorded_drafts.npz"
 NUM_WRITTEN, NUM_DRAWN, NUM_COPIES, LENGTH = 32, 32, 12, 192
 TEMPERATURE = 0.7
@@ -43,7 +43,7 @@ def main() -> None:
     parsed = parser.parse_args()
     oracle = Oracle.load(str(DEMO / "target"), str(DEMO / "drafter"), torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
-    prompts = [tokenizer.encode(prompt) for prompt in read_prompts(DEMO / "held_out.jsonl")]
+    prompts = [tokenizer.encode(prompt) for prompt in read_prompts(HELD_OUT)]
     random = np.random.default_rng(0)
     torch.manual_seed(0)
     greedy, drawn, rest = np.split(np.arange(len(prompts)), [NUM_WRITTEN, NUM_WRITTEN + NUM_DRAWN])

@@ -11,10 +11,8 @@ ratios within a round. The demo pair is widened, as in `vllm-dflash bench`.
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -22,28 +20,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import numpy as np
 from rich.progress import track
 
+from demo_models import DEMO, HELD_OUT
+from paired_rates import Measured, rates_table, write_rates
 from soak.behaviours import COMPLETIONS, MODEL
 from soak.clients import connected
 from soak.soaked_server import SoakServer
 from vllm_dflash.tools.arguments import positive
 from vllm_dflash.tools.bench.bench_pair import Pair, widened_demo
 from vllm_dflash.tools.bench.bench_plan import in_order_of_round
-from vllm_dflash.tools.bench.bench_report import spread
 from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.prompts import read_prompts
-from vllm_dflash.tools.tables import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))  # where ray_engines lies
 
 from ray_engines.local_ray import local_ray
 from ray_engines.replica_settings import Settings
 
-DEMO = Path(__file__).parents[1] / "models" / "demo"
 ENGINE = "vllm serve"
-Measured = dict[tuple[int, str], list[float]]
 
 
 def parse() -> argparse.Namespace:
@@ -53,7 +48,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--narrow", action="store_true", help="the demo pair as it is: HTTP takes most of the time")
-    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--prompts", type=Path, default=HELD_OUT)
     add("--concurrency", type=positive, nargs="+", default=[1, 4, 16])
     add("--rounds", type=positive, default=4)
     add("--warmup-rounds", type=int, default=1)
@@ -156,24 +151,6 @@ def measure(urls: dict[str, str], given: argparse.Namespace) -> Measured:
     return measured
 
 
-def report(measured: Measured, names: list[str], given: argparse.Namespace) -> Table:
-    """Make a table of medians, and of ratios to the single engine in the same round."""
-    rows = []
-    for count in given.concurrency:
-        base = measured[count, ENGINE]
-        for name in names:
-            speeds = measured[count, name]
-            ratios = spread(np.divide(speeds, base))
-            rows.append([str(count), name, f"{statistics.median(speeds):.0f}", ratios])
-    title = f"Medians of {given.rounds} rounds, {given.tokens} tokens a request"
-    return Table(
-        title,
-        ["requests in flight", "side x threads", "tokens/s", "/ vllm serve"],
-        rows,
-        words=(1,),
-    )
-
-
 def main() -> None:
     """Measure, print a table, and write it with the raw numbers."""
     given = parse()
@@ -186,14 +163,11 @@ def main() -> None:
     with terminable(), ExitStack() as stack:
         print(f"Starting {1 + sum(s.max_replicas for s in list(sides.values())[1:])} engines")
         measured = measure(start(stack, sides, given), given)
-    table = report(measured, list(sides), given)
+    title = f"Medians of {given.rounds} rounds, {given.tokens} tokens a request"
+    table = rates_table(title, [*sides], measured)
     preloaded = os.environ.get("LD_PRELOAD") or "nothing"
     print_report([table], [f"{pair.name}; preloaded: {preloaded}"])
-    record = [
-        {"concurrency": count, "side": name, "tokens_per_second": speeds}
-        for (count, name), speeds in measured.items()
-    ]
-    (given.out / "replicas.json").write_text(json.dumps(record, indent=1))
+    write_rates(measured, given.out / "replicas.json")
     (given.out / "replicas.md").write_text(table.markdown())
 
 

@@ -9,7 +9,6 @@ every request, and is as large as the largest one, so layers of many kinds leave
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 from vllm.config import VllmConfig
@@ -27,11 +26,10 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from demo_models import DEMO
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
-MODEL = Path(__file__).parents[1] / "models" / "demo" / "target"
-"""For a config of vLLM's; its own shape is not used."""
 WINDOW, LENGTH, GIB = 2048, 131072, 36
 BLOCK, HYBRID_BLOCK = 16, 784
 """Tokens of a block; a hybrid target's are as large as a state."""
@@ -84,7 +82,8 @@ def tokens_that_fit(config: VllmConfig, caches: list[KVCacheSpec]) -> tuple[int,
 def main() -> None:
     """Count and print a table."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    config = EngineArgs(model=str(MODEL), dtype="bfloat16").create_engine_config()
+    # Its own shape is not used.
+    config = EngineArgs(model=str(DEMO / "target"), dtype="bfloat16").create_engine_config()
     config.model_config.max_model_len = LENGTH
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.scheduler_config.max_num_batched_tokens = 8192

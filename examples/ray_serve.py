@@ -34,7 +34,7 @@ def app(settings: Settings) -> "Application":
 
 
 def parse() -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line: fields of `Settings`, and where to serve."""
     demo = Settings()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -44,16 +44,21 @@ def parse() -> argparse.Namespace:
     add("--drafter", default=demo.drafter, help="folder or repository; '' serves without DFlash")
     add("--served-model-name", default=demo.served_model_name)
     add("--max-model-len", type=positive, default=demo.max_model_len)
-    add("--replicas", type=positive, default=demo.max_replicas, help="engines, at most")
+    add("--replicas", dest="max_replicas", type=positive, default=demo.max_replicas,
+        metavar="REPLICAS", help="engines, at most")  # fmt: skip
     add("--min-replicas", type=positive, help="fewer than --replicas: scale by load")
     add("--ongoing-requests", type=positive, default=int(demo.ongoing_requests), metavar="N",
         help="requests in flight per replica that scaling aims at")  # fmt: skip
-    add("--upscale-delay", type=not_negative, default=demo.upscale_delay_s, metavar="SECONDS")
-    add("--downscale-delay", type=not_negative, default=demo.downscale_delay_s, metavar="SECONDS")
-    add("--health-timeout", type=positive, default=int(demo.health_check_timeout_s),
-        metavar="SECONDS", help="an engine silent for three times as long is replaced")  # fmt: skip
-    add("--finish-within", type=positive, default=int(demo.graceful_shutdown_timeout_s),
-        metavar="SECONDS", help="for the requests of a replica that is to leave")  # fmt: skip
+    add("--upscale-delay", dest="upscale_delay_s", type=not_negative,
+        default=demo.upscale_delay_s, metavar="SECONDS")  # fmt: skip
+    add("--downscale-delay", dest="downscale_delay_s", type=not_negative,
+        default=demo.downscale_delay_s, metavar="SECONDS")  # fmt: skip
+    add("--health-timeout", dest="health_check_timeout_s", type=positive,
+        default=int(demo.health_check_timeout_s), metavar="SECONDS",
+        help="an engine silent for three times as long is replaced")  # fmt: skip
+    add("--finish-within", dest="graceful_shutdown_timeout_s", type=positive,
+        default=int(demo.graceful_shutdown_timeout_s), metavar="SECONDS",
+        help="for the requests of a replica that is to leave")  # fmt: skip
     add("--threads", type=positive, help="of each engine; default: the cores, shared")
     add("--gpus", type=int, default=0, help="of each engine")
     add("--host", default="127.0.0.1")
@@ -66,22 +71,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Serve until Ctrl-C."""
     given = parse()
-    settings = Settings(
-        model=given.model,
-        drafter=given.drafter,
-        served_model_name=given.served_model_name,
-        max_model_len=given.max_model_len,
-        min_replicas=given.min_replicas or given.replicas,
-        max_replicas=given.replicas,
-        ongoing_requests=given.ongoing_requests,
-        upscale_delay_s=given.upscale_delay,
-        downscale_delay_s=given.downscale_delay,
-        health_check_timeout_s=given.health_timeout,
-        graceful_shutdown_timeout_s=given.finish_within,
-        threads=given.threads,
-        gpus=given.gpus,
-        vllm_arguments=tuple(given.vllm_arguments),
-    )
+    given.min_replicas = given.min_replicas or given.max_replicas
+    wanted = {name: value for name, value in vars(given).items() if name in Settings.model_fields}
+    settings = Settings(**wanted)
     console, ended = Console(), threading.Event()
     with local_ray(address=given.address):
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which has handlers of its own

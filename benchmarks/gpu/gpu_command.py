@@ -32,9 +32,10 @@ from pathlib import Path
 
 import psutil
 
+from demo_models import HELD_OUT
 from gpu.gpu_machine import NO_GPU, ROOT, describe_machine, kind_of, lacking
 from gpu.gpu_models import forget_models
-from gpu.gpu_plan import DEMO, LONGEST, Part, chosen, environment, list_of, plan, plan_dry_run
+from gpu.gpu_plan import LONGEST, Part, chosen, environment, list_of, plan, plan_dry_run
 from gpu.gpu_report import write_report
 from gpu.gpu_run import FAILED, Outcome, kept, read_outcomes, run
 from vllm_dflash.tools.console import INTERRUPTED, print_report, terminable
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return LACKING
     if parsed.dry_run:
         out.mkdir(parents=True, exist_ok=True)
-        lines = (DEMO / "held_out.jsonl").read_text().splitlines(keepends=True)
+        lines = HELD_OUT.read_text().splitlines(keepends=True)
         (out / "prompts.jsonl").write_text("".join(lines[:2]))
         parsed.docs = out
     try:

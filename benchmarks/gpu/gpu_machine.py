@@ -20,7 +20,7 @@ ITS_OWN = ("driver_version", "memory.total", "power.limit")
 """Fields in which machines with one kind of GPU may differ. Their results are reported together."""
 PACKAGES = ("vllm", "torch", "triton", "flashinfer-python", "transformers")
 SOURCES = (
-    *("vllm_dflash/**/*.py", "benchmarks/gpu/**/*.py"),
+    *("vllm_dflash/**/*.py", "benchmarks/gpu/**/*.py", "benchmarks/demo_models.py"),
     *("benchmarks/parity/*.py", "benchmarks/reference/*.py"),
     *("tests/engine/test_cuda*.py", "tests/support/**/*.py", "tests/conftest.py"),
 )

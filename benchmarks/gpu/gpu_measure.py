@@ -12,9 +12,9 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
+from demo_models import DEMO, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_models import models_folder
-from gpu.gpu_plan import DEMO
 from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Load, Size, side_of
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.sides import PLUGIN, side_environment
@@ -48,7 +48,7 @@ def measure_all(
     `deadline` is a time of `time.monotonic`. The first window does not count: it fills caches, and
     the planner learns.
     """
-    held_out = engine.encode(texts=read_prompts(DEMO / "held_out.jsonl"))
+    held_out = engine.encode(texts=read_prompts(HELD_OUT))
     seconds = [size.warm_seconds] + [size.window_seconds] * size.rounds
     took = 0.0
     for load, concurrency in settings:

@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from demo_models import DEMO
 from gpu.gpu_machine import ROOT
 from gpu.gpu_sizes import SIZES, TINY, Size
 from vllm_dflash.tools.tables import Table
 
-DEMO = ROOT / "models" / "demo"
 HERE = Path(__file__).parent
 LONGEST = 480.0
 """Most seconds of a part, so that ten minutes of a GPU at a time are enough for any part."""

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from demo_models import DEMO, DFLASH, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_measure import telling_lines
-from gpu.gpu_plan import DEMO
-from gpu.gpu_text import DFLASH, TIES
+from gpu.gpu_text import TIES
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
 from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
@@ -55,7 +55,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
     """Fill `found` with results, and write it repeatedly."""
     log = options.file.parents[1] / "log" / f"{options.file.stem}-engine.log"
-    asked = read_prompts(DEMO / "held_out.jsonl", 2 if options.tiny else 40)
+    asked = read_prompts(HELD_OUT, 2 if options.tiny else 40)
     tokens = (2, 8) if options.tiny else (3, 24, 64, 128)
     engine = settings(options)
     with (

@@ -10,15 +10,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from demo_models import DEMO, DFLASH, HELD_OUT
 from gpu.gpu_measure import telling_lines
-from gpu.gpu_plan import DEMO
 from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.verify.gate import EXACT, TIE, GateSettings, verify
 from vllm_dflash.tools.verify.verify_command import open_side
 
-DFLASH = {"method": "dflash", "model": str(DEMO / "drafter")}
 # With such a small pair drafting may not pay, and then nothing would be verified.
 FIXED = {"draft_length": "fixed"}
 BLOCK_DRAFTS = 7
@@ -97,7 +96,7 @@ def main() -> int:
     add("--dtype", choices=TIES, required=True)
     add("--mode", choices=("eager", "graphs"), required=True)
     add("--backend", default="")
-    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--prompts", type=Path, default=HELD_OUT)
     add("--concurrency", type=int, nargs="+", default=[1, 8])
     add("--tokens", type=int, default=64)
     add("--planned", action="store_true", help="lengths are planned, as by default")

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu.gpu_plan import DEMO
-from gpu.gpu_text import DFLASH, TRACED
+from demo_models import DEMO, DFLASH, HELD_OUT
+from gpu.gpu_text import TRACED
 from vllm_dflash.tools.prompts import read_prompts
 
 
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         compilation_config={**TRACED, **rows},
         **({"attention_config": {"backend": options.backend}} if options.backend else {}),
     )
-    prompts = read_prompts(DEMO / "held_out.jsonl", 2 if options.tiny else 40)
+    prompts = read_prompts(HELD_OUT, 2 if options.tiny else 40)
     params = SamplingParams(temperature=0, max_tokens=8 if options.tiny else 96, ignore_eos=True)
     for some in (*([one] for one in prompts), prompts):
         llm.generate(some, params, use_tqdm=False)

@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from loads.measures import WaitingEngine, measure_arrivals, measure_decoding, measure_swing
+from loads.measures import measure_arrivals, measure_decoding, measure_swing
 from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "loads.answers:LoadsAnswers.start"
 """What an `EngineProcess` starts for these answers. It needs `importing_benchmarks`."""
 
 
-class LoadsAnswers(EngineAnswers, WaitingEngine):
+class LoadsAnswers(EngineAnswers):
     """Answers questions about more loads."""
 
     arrivals, decoding, swing = measure_arrivals, measure_decoding, measure_swing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from loads.texts import long_texts
 from loads.workload import SHORT, LoadsWorkload
@@ -51,6 +52,11 @@ class LoadsComparison(Comparison):
     """Plain decoding's tokens per second by concurrency."""
     _served_rates: dict[int, float] = field(default_factory=dict, init=False)
     """The same for short answers, including the time for their prompts."""
+
+    @property
+    def all_prompts(self) -> list[str]:
+        """Prompts of all files."""
+        return [*chain(*self.prompts.values())]
 
     def _prepare(self, facts: Sequence[Facts]) -> None:
         self._contexts = self._plan_contexts(min(one["cache_tokens"] for one in facts))

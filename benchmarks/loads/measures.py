@@ -15,25 +15,18 @@ from vllm_dflash.tools.loads import TO_THE_END, ClosedLoop, serve_answers, throu
 from vllm_dflash.tools.stepped_engine import Prompt, SteppedEngine
 
 
-class WaitingEngine(SteppedEngine):
-    """A stepped engine that may be idle for a while."""
-
-    def wait_until(self, moment: float) -> None:
-        """Sleep until `now` reaches `moment`."""
-        time.sleep(max(moment - self.now(), 0.0))
-
-
 def measure_arrivals(
-    engine: WaitingEngine,
+    engine: SteppedEngine,
     *,
     prompts: Sequence[str],
     answers: Sequence[int],
     arrivals: Sequence[float],
+    wait: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
     """Measure throughput and waiting times of N requests, however many are in flight.
 
-    `arrivals`: arrival time of each request in seconds, ascending, [N]. The others: see
-    `serve_answers`.
+    `arrivals`: arrival time of each request in seconds, ascending, [N]. `wait`: lets seconds pass
+    while the engine is idle. The others: see `serve_answers`.
     """
     opened = engine.now()
 
@@ -41,7 +34,7 @@ def measure_arrivals(
         due = opened + arrivals[number]
         if in_flight and engine.now() < due:
             return None
-        engine.wait_until(due)
+        wait(max(due - engine.now(), 0.0))
         return due
 
     return serve_answers(engine, prompts, answers, arrival)

@@ -11,6 +11,7 @@ hold. Latencies mean little on a busy machine; the report says how busy other pr
 import argparse
 from pathlib import Path
 
+from demo_models import DEMO, HELD_OUT
 from soak.checks import Limits
 from soak.clients import Tally
 from soak.soak_report import write_report
@@ -18,8 +19,6 @@ from soak.soak_run import Settings, soak
 from soak.soaked_server import Sample
 from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.progress import progress_on
-
-DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
 def parse() -> Settings:
@@ -29,7 +28,7 @@ def parse() -> Settings:
     )
     add = parser.add_argument
     add("--pair", type=Path, default=DEMO, help="folder with target/ and drafter/")
-    add("--prompts", type=Path, default=DEMO / "held_out.jsonl")
+    add("--prompts", type=Path, default=HELD_OUT)
     add("--out", type=Path, default=Path("out/soak"))
     add("--minutes", type=float, default=10.0)
     add("--clients", type=int, default=32)

@@ -4,7 +4,7 @@ Each prompt comes with its subject, and prompts are held out by subject. None is
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 COMPLETE = "Complete this Python function:\n\n```python\n{}\n```"
@@ -44,7 +44,7 @@ COLLECT: list[tuple[str, str, str, Any]] = [
     ("reversed", "List[int]", "the {} in reverse order", lambda v: v[::-1]),
     ("any_above", "bool", "whether any of the {} is above 20", lambda v: any(n > 20 for n in v)),
     ("average", "float", "the mean of the {}", lambda v: sum(v) / len(v) if v else 0.0),
-    ("running", "List[int]", "running totals of the {}", lambda v: [*accumulate_(v)]),
+    ("running", "List[int]", "running totals of the {}", lambda v: [*accumulate(v)]),
 ]
 TEXT: list[tuple[str, str, Any]] = [
     ("vowels", "the vowels of", lambda s: [c for c in s if c in "aeiou"]),
@@ -54,7 +54,11 @@ TEXT: list[tuple[str, str, Any]] = [
         lambda s: [c for c in s if c.isalpha() and c not in VOWELS],
     ),
     ("words", "the words of", str.split),
-    ("long_words", "the words of more than four letters in", lambda s: long_(s)),
+    (
+        "long_words",
+        "the words of more than four letters in",
+        lambda s: [word for word in s.split() if len(word) > 4],
+    ),
     ("capitals", "the capital letters of", lambda s: [c for c in s if c.isupper()]),
     ("letters", "the letters of", lambda s: [c for c in s if c.isalpha()]),
     ("digits", "the digits of", lambda s: [c for c in s if c.isdigit()]),
@@ -67,7 +71,12 @@ WITH_TEXT: list[tuple[str, str, str, Any]] = [
     ("unique", "List[str]", "List {} a text, each once, in order.", lambda v: [*dict.fromkeys(v)]),
     ("upper", "List[str]", "List {} a text in upper case.", lambda v: [w.upper() for w in v]),
     ("last", "str", "Return the last of {} a text, or an empty string.", lambda v: (v or [""])[-1]),
-    ("counts", "Dict[str, int]", "Count how often each of {} a text occurs.", lambda v: count_(v)),
+    (
+        "counts",
+        "Dict[str, int]",
+        "Count how often each of {} a text occurs.",
+        lambda v: {part: v.count(part) for part in v},
+    ),
     ("sorted", "List[str]", "Sort {} a text by the alphabet.", sorted),
     ("palindrome", "bool", "Check if {} a text read the same backwards.", lambda v: v == v[::-1]),
     ("lengths", "List[int]", "List the lengths of {} a text.", lambda v: [len(w) for w in v]),
@@ -135,23 +144,6 @@ HOW = [
     "What is an efficient way to write a function that {}? Show the code.",
     "Write a C function that {}.",
 ]
-
-
-def accumulate_(numbers: list[int]) -> Iterator[int]:
-    """Running totals."""
-    total = 0
-    for number in numbers:
-        yield (total := total + number)
-
-
-def long_(text: str) -> list[str]:
-    """Words of more than four letters."""
-    return [word for word in text.split() if len(word) > 4]
-
-
-def count_(parts: list[str]) -> dict[str, int]:
-    """How often each occurs."""
-    return {part: parts.count(part) for part in parts}
 
 
 def stub(name: str, argument: str, kind: str, returns: str, about: str, examples: str) -> str:

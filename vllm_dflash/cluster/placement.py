@@ -48,13 +48,22 @@ def bundles_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> 
 
 
 def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]:
-    """Return where workers go, by rank; those on this node come first."""
+    """Return where workers go, by rank; those on this node come first.
+
+    Raises:
+        ValueError: the group has too few bundles with a CPU, or is still pending.
+    """
     import ray
     from ray.util import placement_group_table
 
     chosen = bundles_of_workers(placement_group.bundle_specs, workers)
     nodes = placement_group_table(placement_group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    if pending := [index for index in chosen if nodes[index] not in addresses]:
+        raise ValueError(
+            f"bundles {pending} of the placement group have no node yet: wait for it with"
+            " ray.get(placement_group.ready()) before the engine starts."
+        )
     own = ray.get_runtime_context().get_node_id()
     placed = [(index, nodes[index], addresses[nodes[index]]) for index in chosen]
     return sorted(placed, key=lambda bundle: (bundle[1] != own, bundle[1]))

@@ -258,10 +258,11 @@ def _start_server(flags: list[str], arguments: dict[str, Any]) -> LLMEngine:
     from vllm_dflash.config.serve_arguments import make_arg_parser
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    parser.set_defaults(model=None)  # vLLM's default would hide whether it is given
     parsed = parser.parse_args(flags)
     speculative = (parsed.speculative_config, parsed.spec_method, parsed.spec_model)
-    other_target = parsed.model_tag not in (None, arguments["model"])
-    if other_target or any(one is not None for one in speculative):
+    other_targets = {parsed.model_tag, parsed.model} - {None, arguments["model"]}
+    if other_targets or any(one is not None for one in speculative):
         parser.error("the flags after -- must not set the target or the speculative config")
     parsed.model = arguments["model"]  # set early: offline, vLLM looks up its default at once
     engine = EngineArgs.from_cli_args(parsed)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from loads.measures import WaitingEngine, measure_arrivals, measure_decoding, measure_swing
+from loads.measures import measure_arrivals, measure_decoding, measure_swing
 from loads.texts import turns_of_agents
 from loads.workload import AGENT, ARRIVALS, LONGEST, MIXED, SHORT, SHORTEST, SWING, LoadsWorkload
 from support.counted_engine import PROMPTS, FakeEngine
@@ -44,19 +45,15 @@ def test_prompts_are_read_before_decoding_counts_and_batches_follow() -> None:
     assert not engine.left
 
 
-@dataclass
-class IdleAtTimes(FakeEngine, WaitingEngine):
-    """Its clock goes on while it waits."""
-
-    def wait_until(self, moment: float) -> None:
-        self.time = max(self.time, moment)
-
-
 def test_late_requests_do_not_delay_others() -> None:
     """Steps with one request take 11 s, with two 12 s."""
-    engine = IdleAtTimes(tokens_per_step=2)
-    moments = [1.0, 5.0, 100.0]
-    result = measure_arrivals(engine, prompts=PROMPTS, answers=[3, 1, 4], arrivals=moments)
+    engine = FakeEngine(tokens_per_step=2)
+
+    def wait(seconds: float) -> None:
+        engine.time += seconds
+
+    asked: dict[str, Any] = {"answers": [3, 1, 4], "arrivals": [1.0, 5.0, 100.0]}
+    result = measure_arrivals(engine, prompts=PROMPTS, **asked, wait=wait)
     # The first one at 1, alone; at 12 the second one is there, and both are done at 24.
     assert engine.concurrency == [1, 2, 1, 1]
     assert result["first_token_seconds"] == [11, 19, 11]

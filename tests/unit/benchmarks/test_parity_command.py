@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,19 +109,10 @@ def test_tables_mark_the_first_difference(
     assert "Acceptance differs only where" in out
 
 
-def test_names_of_models_are_no_markup(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    answers(monkeypatch, replace(CLEAN, drafter="[red]d", target="t[/red][/x]"))
-    assert main(PAIR) == EQUAL
-    assert "[red]d for t[/red][/x]: runner v1" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["./nowhere/drafter", "--target", str(DEMO / "target")], "nowhere/drafter"),
-        (["models/demo/draftr", *PAIR[1:]], "no such folder, and not a repository name"),
         ([str(DEMO / "drafter"), "--target", "./nowhere"], "nowhere"),
         ([*PAIR, "--prompts", "nothing.jsonl"], "pass another --prompts"),
     ],

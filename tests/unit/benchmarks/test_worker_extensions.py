@@ -8,7 +8,6 @@ import pytest
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from loads.step_times import TIMED
-from parity.check import engine_arguments
 from parity.recorder import RECORDED, RecordedDrafting
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
@@ -22,10 +21,6 @@ def test_nothing_of_a_worker_is_replaced(name: str, worker: type) -> None:
     added = {one for one in dir(extension) if not one.startswith("__")}
     assert added
     assert not [one for one in added if hasattr(worker, one)]
-
-
-def test_parity_asks_for_its_own() -> None:
-    assert engine_arguments("d", "t", "float32", 64)["worker_extension_cls"] == RECORDED
 
 
 @pytest.mark.parametrize(("eager", "requests"), [(False, 1), (True, 2)])

@@ -1,30 +1,12 @@
-"""What a config says, whichever dialect it is written in."""
+"""Keys of `dflash_config` that are not read, and one that is read before all others."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from support.pairs import as_speculators, drafter_config
+from support.pairs import drafter_config
 from vllm_dflash.checkpoint.read import parse_config, parse_overridden
-from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-
-MIXED = {
-    "num_hidden_layers": 3,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "sliding_window": 20,
-}
-
-
-def speculators(**own: Any) -> DrafterSpec:
-    return parse_config("it", {**as_speculators(drafter_config(**MIXED)), **own})
-
-
-def test_both_dialects_say_the_same() -> None:
-    config = drafter_config(**MIXED, dflash_config={"causal": False})
-    spec, other = parse_config("it", config), speculators()
-    assert spec.model_dump() | {"dialect": ""} == other.model_dump() | {"dialect": ""}
+from vllm_dflash.checkpoint.spec import DrafterError
 
 
 @pytest.mark.parametrize(

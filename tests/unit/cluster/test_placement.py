@@ -60,6 +60,9 @@ def test_ranks_begin_on_the_engines_own_node(monkeypatch: pytest.MonkeyPatch) ->
     placed = placed_bundles(group, 5)
     expected = [(2, "own"), (5, "own"), (0, "far"), (4, "far"), (3, "near")]
     assert placed == [(index, node, f"at {node}") for index, node in expected]
+    nodes[2] = ""  # as Ray tells of a bundle that waits for CPUs
+    with pytest.raises(ValueError, match=r"bundles \[2\] of the placement group have no node yet"):
+        placed_bundles(group, 5)
 
 
 @pytest.mark.parametrize(("sizes", "workers", "expected"), [((8, 3), 2, 4), ((8, 3), 3, 3)])

@@ -73,7 +73,8 @@ def test_an_interrupted_bench_says_what_it_has(
 
 
 def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "9", "7", "3") == 0
+    asked = ["--native-k", "9", "7", "3", "--tensor-parallel-size", "2"]
+    assert bench(tmp_path, *NOT_WIDENED, *asked) == 0
     (comparison,) = comparisons
     names = [side.name for side in comparison.record.sides]
     assert names == ["plain", "native K=3", "native K=7", "ours"]
@@ -86,11 +87,7 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     assert comparison.record.rounds == 5
     assert comparison.record.about["engine"] == comparison.engines.arguments
     assert not comparison.engines.arguments["enable_prefix_caching"]
-
-
-def test_every_engine_gets_its_ranks(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    assert bench(tmp_path, *NOT_WIDENED, "--tensor-parallel-size", "2") == 0
-    assert comparisons[0].engines.arguments["tensor_parallel_size"] == 2
+    assert comparison.engines.arguments["tensor_parallel_size"] == 2
 
 
 def test_other_options_of_ours_are_sides(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from support import DEMO
+from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.checkpoint.refusal import folder_fault
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_pair, sides
@@ -144,86 +146,71 @@ def test_only_float32_texts_must_be_the_same(
     assert demo(tmp_path, *PAIR) == code
 
 
-class InstantProcess:
-    """Writes each text at once: its prompt's length, over and over."""
+def writing(template: dict[str, Any] | None) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """Return answers of an engine that writes each text at once: its prompt's length, repeated.
 
-    started: list[tuple[str, dict[str, Any]]]
-    has_chat_template = False
+    `template`: what all texts must be asked with; None: the target has no chat template.
+    """
+    steps: Iterator[list[str]] = iter(())
 
-    def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
-        self.started.append((environment["VLLM_PLUGINS"], arguments))
-        self.answers = self
-        self.asked: list[tuple[int, int]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def facts(self) -> dict[str, Any]:
-        return {"dtype": "float32", "has_chat_template": self.has_chat_template}
-
-    def generate(
-        self, prompts: list[str], tokens: int, concurrency: int, template: Any
-    ) -> dict[str, Any]:
-        assert (template is None) == (not self.has_chat_template)
-        self.asked.append((len(prompts), concurrency))
+    def generate(asked: dict[str, Any]) -> dict[str, Any]:
+        assert asked["template"] == template
         counts = {"drafts": 5.0, "draft_tokens": 35.0, "accepted_tokens": 5.0}
-        texts = [[len(prompt)] * tokens for prompt in prompts]
+        texts = [[len(prompt)] * asked["tokens"] for prompt in asked["prompts"]]
         return {"token_ids": texts, "tokens_per_second": 7.0, "counts": counts}
 
-    def begin_text(self, prompt: str, tokens: int, template: Any) -> None:
-        assert (template is None) == (not self.has_chat_template)
-        self.steps = iter([[prompt, str(tokens)], [str(template)]])
+    def begin_text(asked: dict[str, Any]) -> None:
+        nonlocal steps
+        steps = iter([[asked["prompt"], str(asked["tokens"])], [str(asked["template"])]])
 
-    def next_step(self) -> list[str] | None:
-        return next(self.steps, None)
+    return {
+        "facts": lambda _: {"dtype": "float32", "has_chat_template": template is not None},
+        "generate": generate,
+        "begin_text": begin_text,
+        "next_step": lambda _: next(steps, None),
+    }
+
+
+def demonstrated(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prompts: list[str],
+    questions: list[str],
+    template: dict[str, Any] | None,
+) -> tuple[Demonstration, list[Question], list[Any]]:
+    """Return the result, what engines were asked, and what was shown."""
+    asked: list[Question] = []
+    monkeypatch.setattr(sides, "EngineProcess", recording_processes(asked, writing(template)))
+    told: list[Any] = []
+    show = lambda prompt, steps: told.append((prompt, [*steps]))  # noqa: E731
+    engine = {"model": "target", "logs": tmp_path}
+    return demonstrate(engine, SIDES, prompts, 10, Progress(), show, questions), asked, told
 
 
 def test_every_side_writes_the_same_texts_and_ours_starts_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    InstantProcess.started = []
-    processes: list[InstantProcess] = []
-
-    class Kept(InstantProcess):
-        def __enter__(self) -> Self:
-            processes.append(self)
-            return self
-
-    monkeypatch.setattr(sides, "EngineProcess", Kept)
     prompts = ["p" * length for length in range(1, 31)]
-    engine = {"model": "target", "logs": tmp_path}
-    told: list[Any] = []
-    show = lambda prompt, steps: told.append((prompt, [*steps]))  # noqa: E731
-    one = demonstrate(engine, SIDES, prompts, 10, Progress(), show, ["a question"])
-    assert [plugins for plugins, _ in InstantProcess.started] == ["dflash", "", ""]
-    configs = [arguments["speculative_config"] for _, arguments in InstantProcess.started]
-    assert [config and config.get("num_speculative_tokens") for config in configs] == [
-        None,
-        None,
-        3,
+    one, asked, told = demonstrated(tmp_path, monkeypatch, prompts, ["a question"], None)
+    names = [side for side, _, _ in of(asked, "facts")]
+    assert names == ["ours", "plain", "native K=3"]
+    passes = [
+        (side, len(each["prompts"]), each["concurrency"]) for side, _, each in of(asked, "generate")
     ]
-    assert all(process.asked == [(1, 1), (4, 1), (8, 8), (24, 8)] for process in processes)
+    sizes = [(1, 1), (4, 1), (8, 8), (24, 8)]
+    assert passes == [(name, *size) for name in names for size in sizes]
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
-    assert {
-        name: written.acceptance_length for name, written in one.levels[8].items()
-    } == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
+    lengths = {name: written.acceptance_length for name, written in one.levels[8].items()}
+    assert lengths == dict.fromkeys(names, 2.0)
     assert told == [("p", [["p", "10"], ["None"]]), ("pp", [["pp", "10"], ["None"]])]
 
 
 def test_a_target_that_chats_is_asked_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    InstantProcess.started = []
-    monkeypatch.setattr(InstantProcess, "has_chat_template", True)
-    monkeypatch.setattr(sides, "EngineProcess", InstantProcess)
-    told: list[Any] = []
-    show = lambda prompt, steps: told.append((prompt, [*steps]))  # noqa: E731
-    engine = {"model": "target", "logs": tmp_path}
     questions = [f"question {number}?" for number in range(24)]
-    one = demonstrate(engine, SIDES, ["p"], 10, Progress(), show, questions)
+    one, _, told = demonstrated(tmp_path, monkeypatch, ["p"], questions, {})
     assert told[0] == ("question 0?\n\n", [["question 0?", "10"], ["{}"]])
     assert {name: len(level["ours"].texts) for name, level in one.levels.items()} == {1: 4, 8: 24}

@@ -100,7 +100,13 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     "flags",
-    [["--max-modle-len", "512"], ["--speculative-config", "{}"], ["--spec-method", "ngram"]],
+    [
+        ["--max-modle-len", "512"],
+        ["--speculative-config", "{}"],
+        ["--spec-method", "ngram"],
+        ["another"],
+        ["--model", "another"],
+    ],
 )
 def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dflash.tools.bench.bench_plan import Workload
-from vllm_dflash.tools.bench.bench_report import Results, make_tables
+from vllm_dflash.tools.bench.bench_report import Results
 from vllm_dflash.tools.bench.sides import Side
 from vllm_dflash.tools.tables import Table
 
@@ -49,7 +49,8 @@ class Record:
     @property
     def tables(self) -> list[Table]:
         """Tables of `result.md`."""
-        return make_tables(self.results)
+        results = self.results
+        return [table for load in results.loads for table in results.tables(load)]
 
     def write(self, out: Path) -> None:
         """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder."""

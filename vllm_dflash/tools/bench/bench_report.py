@@ -80,11 +80,6 @@ def spread(rounds: Rounds) -> str:
     return f"{np.median(rounds):.2f} ({rounds.min():.2f} - {rounds.max():.2f})"
 
 
-def make_tables(results: Results) -> list[Table]:
-    """Make all tables of measurements."""
-    return [table for load in results.loads for table in results.tables(load)]
-
-
 def throughput_table(results: Results, load: str) -> Table:
     """Make the table of every side's tokens per second."""
     names = [side.name for side in results.sides]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,6 @@ class Comparison:
     """A set of requests to measure, instead of loads."""
     _requests: list[Asked] = field(default_factory=list, init=False)
     """The set's requests that fit all engines; their prompts are token ids."""
-
-    @property
-    def all_prompts(self) -> list[str]:
-        """Prompts of all files."""
-        return [*chain(*self.prompts.values())]
 
     def run(self) -> None:
         """Start the engines, measure all rounds, and write the results after each."""
