@@ -59,7 +59,7 @@ def adapt_to_target(drafter: DrafterSpec, target: PairingTarget) -> DrafterSpec:
         )
     ours, theirs = drafter.vocab_size, target.vocab_size
     has_own = drafter.needs_own_vocabulary or drafter.draft_vocab_size != ours
-    may_share = drafter.dialect == "z-lab" and drafter.dflash2 is None and not has_own
+    may_share = drafter.dialect != "speculators" and drafter.dflash2 is None and not has_own
     if ours == theirs or abs(ours - theirs) > MOST_PADDING or not may_share:
         return drafter
     remark = (

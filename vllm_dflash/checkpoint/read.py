@@ -8,6 +8,7 @@ translated to the first. Others are refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -92,7 +93,10 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def config_field(config: Mapping[str, Any], name: str) -> Any:
-    """A field of `config.json`, in its `dflash_config` or at top level; None if it has neither."""
+    """A field of `config.json` in any dialect, by z-lab's name: in its `dflash_config` or at top
+    level; None if it has neither."""
+    with suppress(ValueError):  # raised again where the config is parsed
+        config = {**config, **as_zlab({**config})[1]}
     nested = config.get("dflash_config")
     inside = nested.get(name) if isinstance(nested, Mapping) else None
     return config.get(name) if inside is None else inside

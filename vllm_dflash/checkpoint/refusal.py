@@ -82,8 +82,12 @@ def checked(
 
 def shown(value: Any) -> str:
     """A value for a message, cut off if it is long."""
-    written = repr(value)
-    return written if len(written) <= 300 else f"{written[:300]}... ({len(written)} characters)"
+    return cut_off(repr(value))
+
+
+def cut_off(text: str, most: int = 300) -> str:
+    """The text, or the first `most` characters of a longer one and its length."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def one_line(error: Exception) -> str:

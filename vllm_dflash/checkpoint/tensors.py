@@ -65,6 +65,11 @@ def our_name(name: str) -> str:
     return name
 
 
+def by_our_names(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, by our names."""
+    return {our_name(name): tensor for name, tensor in found.items()}
+
+
 def lattice_tensors(spec: DrafterSpec, head: LiLiCorr) -> dict[str, Shape]:
     """Names and shapes of LiLiCorr's head."""
     hidden, width, rows = spec.hidden_size, head.hidden_size, head.mlp_size
@@ -152,7 +157,7 @@ def expected_tensors(spec: DrafterSpec) -> dict[str, Shape]:
 
 
 def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[str]]:
-    """Names of the tensors that replace each quantised weight, by the weight's name.
+    """Names of the tensors that replace each quantised weight, by the weight's name; all ours.
 
     Their meaning and shapes depend on the quantisation method, which vLLM checks.
     """
@@ -176,7 +181,7 @@ def _may_be_quantised(weight: str) -> bool:
 
 def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
     """Differences between the `found` tensors and those that the config implies, one text each."""
-    found = {our_name(name): tensor for name, tensor in found.items()}
+    found = by_our_names(found)
     found = {name: tensor for name, tensor in found.items() if not spec.leaves_out(name)}
     quantised = quantised_parts(spec, found)
     unjudged = set().union(*quantised.values())

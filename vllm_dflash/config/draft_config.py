@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.dialects import as_zlab
-from vllm_dflash.checkpoint.refusal import one_line, shown
+from vllm_dflash.checkpoint.refusal import cut_off, one_line, shown
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def config_fault(
     ]
     for trial, what in [*trials, (config, "config.json")]:  # last: an invalid combination
         if failed := failure(trial):
-            why = one_line(failed).removeprefix("Value error, ") or "no reason given"
+            why = cut_off(one_line(failed).removeprefix("Value error, ")) or "no reason given"
             return DrafterError(
                 f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {why}"
                 f" ({type(failed).__name__})"

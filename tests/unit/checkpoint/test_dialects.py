@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.pairs import drafter_config
-from vllm_dflash.checkpoint.read import parse_config, parse_overridden
+from support.pairs import as_speculators, drafter_config
+from vllm_dflash.checkpoint.read import config_field, parse_config, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError
 
 
@@ -35,6 +35,17 @@ def test_keys_of_known_drafters_are_not_remarked_on() -> None:
         "num_target_layers": 4,
     }
     assert parse_config("it", drafter_config(dflash_config=nested)).remarks == ()
+
+
+def test_a_field_is_found_where_its_dialect_keeps_it() -> None:
+    """A speculators config may have the block size inside its layers' config."""
+    config = as_speculators(drafter_config())
+    assert config_field(config, "block_size") == 8
+    config["transformer_layer_config"]["block_size"] = config.pop("block_size")
+    assert config_field(config, "block_size") == parse_config("it", config).block_size == 8
+    assert config_field({**config, "speculators_model_type": "other"}, "block_size") is None
+    assert config_field(drafter_config(dflash_config={"block_size": 4}), "block_size") == 4
+    assert config_field(drafter_config(), "use_aux_hidden_state") is None
 
 
 def test_use_aux_hidden_state_is_refused_before_missing_taps() -> None:

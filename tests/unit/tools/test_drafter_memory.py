@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from vllm.platforms import current_platform
 
 from support.inspected import SMALL, inspect
-from support.pairs import Pair, changed_drafter, drafter_config
+from support.pairs import Pair, changed_drafter, drafter_config, lilicorr_config
+from support.quantised import OF_THE_HEAD, quantise
 from support.targets import make_target
 from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.checkpoint.tensors import LATTICE
 from vllm_dflash.tools.inspect.inspection import make_tables
 from vllm_dflash.tools.inspect.memory import loaded_weights
 
@@ -39,6 +43,25 @@ def test_a_drafter_that_does_not_divide_is_whole_on_every_rank(pair: Pair, tmp_p
     assert found.memory.drafter_cache_per_token == 2 * 2 * 3 * 32 * 4
     rows = [row for table in make_tables(found) for row in table.rows]
     assert ("drafter's layers", "whole on every rank: they do not divide") in rows
+
+
+def test_quantised_tensors_with_old_names(pair: Pair, tmp_path: Path) -> None:
+    """A LiLiCorr head that is quantised takes the same memory under its numbered names."""
+    plain = changed_drafter(tmp_path, **lilicorr_config())
+    quantise(plain, tmp_path / "new", left_out=("lm_head", *OF_THE_HEAD))
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    stored = load_file(tmp_path / "old" / "model.safetensors")
+    numbered = {
+        name: name.replace(".mlp.up_proj.", ".mlp.0.")
+        for name in stored
+        if name.startswith(LATTICE)
+    }
+    assert any(name != old for name, old in numbered.items())
+    old = {numbered.get(name, name): tensor for name, tensor in stored.items()}
+    save_file(old, tmp_path / "old" / "model.safetensors")
+    by_new, by_old = (inspect(tmp_path / name, pair.target, SMALL) for name in ("new", "old"))
+    assert by_old.memory == by_new.memory
+    assert by_old.warnings == by_new.warnings
 
 
 def test_windows_that_are_lost(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from vllm_dflash.checkpoint.pairing import (
 from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, one_line
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
+from vllm_dflash.checkpoint.tensors import MAPS, by_our_names, quantised_parts, tensor_faults
 from vllm_dflash.config.left_to_vllm import target_reasons
 from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
@@ -92,7 +92,7 @@ def inspect_pair(
         found.faults += [Fault("parallel", message) for message in undivided]
         found.not_checked.append("memory: the target cannot be split over this many ranks")
     else:
-        tensors = headers.tensors if headers else {}
+        tensors = by_our_names(headers.tensors) if headers else {}
         cache_dtype = draft_kv_cache_dtype or engine.get("kv_cache_dtype", "auto")
         inspect_memory(found, tensors, model, tensor_parallel_size, cache_dtype)
     if not found.faults:
@@ -131,7 +131,7 @@ def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Head
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
-    stored = headers.tensors
+    stored = by_our_names(headers.tensors)
     found.faults += [Fault("tensors", message) for message in tensor_faults(spec, stored)]
     quantised = set().union(*quantised_parts(spec, stored).values())
     plain = {tensor.dtype for name, tensor in stored.items() if name not in {*MAPS, *quantised}}
