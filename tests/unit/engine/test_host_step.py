@@ -237,7 +237,7 @@ def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
     """It uses up no other resting step, and starts no new rest."""
     first = Plan.without_block(2, holds_for=2)
     free = Plan.without_block(2, holds_for=9, uses_text=True)
-    host = Host(policy := FromText(first, free), looks_up=True)
+    host = Host(policy := FromText(first, free, first), looks_up=True)
     host.all_texts[1, : CONTEXT - 1] = [7, 1000, 8, 9, 3, 4, 5, 6, 1]
     host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
