@@ -4,7 +4,7 @@ vLLM's sources are read, not run: workers and schedulers have not started yet.""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from packaging.version import Version
@@ -44,13 +44,10 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
     if parse_version(version).release < OLDEST.release:
         return f"{ours} (install a newer vLLM)"
     sources = Sources(Path(vllm.__file__).parents[1])
-    try:
-        _check_seams(seams, sources, version)
-        if untested(version):
-            _check_imports(files, sources)
-    except UnsupportedVllmError as error:
-        return f"{ours}: {error} (install a vllm-dflash for this vLLM, or a vLLM in that range)"
-    return None
+    difference = next(_differences(seams, files, sources, version), None)
+    if difference is None:
+        return None
+    return f"{ours}: {difference} (install a vllm-dflash for this vLLM, or a vLLM in that range)"
 
 
 def check_vllm(seams: Seams) -> None:
@@ -59,19 +56,20 @@ def check_vllm(seams: Seams) -> None:
         raise UnsupportedVllmError(why)
 
 
-def _check_seams(seams: Seams, sources: Sources, version: str) -> None:
+def _differences(
+    seams: Seams, files: Iterable[Path], sources: Sources, version: str
+) -> Iterator[str]:
     for seam in seams:
         if seam.versions and not seam.is_in(version):
             continue
         try:
             _, node = sources.find(seam.path)
         except MissingError as error:
-            raise UnsupportedVllmError(f"it has no {seam.path}, because {error}") from error
+            yield f"it has no {seam.path}, because {error}"
+            continue
         if not seam.accepts(found := parameters_of(node)):
-            raise UnsupportedVllmError(f"{seam.path} takes ({found}), not ({seam.parameters})")
-
-
-def _check_imports(files: Iterable[Path], sources: Sources) -> None:
-    for names in sorted(map(sorted, imported_by(files))):
-        if not any(map(sources.has, names)):
-            raise UnsupportedVllmError(f"it has no {' or '.join(names)}")
+            yield f"{seam.path} takes ({found}), not ({seam.parameters})"
+    if untested(version):
+        for names in sorted(map(sorted, imported_by(files))):
+            if not any(map(sources.has, names)):
+                yield f"it has no {' or '.join(names)}"

@@ -29,7 +29,7 @@ class Seam:
     """A function or attribute of vLLM that a hook of ours depends on."""
 
     path: str
-    """`module:attribute`. The attribute may have dots, also for keys of a dictionary."""
+    """`module:attribute`. The attribute may have dots."""
     parameters: str | None = None
     """Parameter names, in order; None if it is not called. Those with ? may be missing."""
     versions: str = ""
@@ -120,7 +120,7 @@ vllm.v1.core.sched.async_scheduler:AsyncScheduler.
     _update_after_schedule(self scheduler_output)
 vllm.v1.engine:EngineCoreOutputs.scheduler_stats
 vllm.v1.executor.multiproc_executor:MultiprocExecutor.take_draft_token_ids(self)
-vllm.v1.metrics.stats:SchedulerStats.__dataclass_fields__.running_lora_adapters
+vllm.v1.metrics.stats:SchedulerStats.running_lora_adapters
 """)
 """Used in the engine's process."""
 

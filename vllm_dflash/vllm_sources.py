@@ -63,7 +63,7 @@ class Sources:
     def find(self, path: str) -> tuple[Path, ast.stmt]:
         """File and definition of `module:attribute`; the attribute may be inherited."""
         module, _, attribute = path.partition(":")
-        first, *rest = attribute.replace("__dataclass_fields__.", "").split(".")
+        first, *rest = attribute.split(".")
         file, node = self._top(module, first)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             file, node = self._top(module, ast.unparse(node.value.func))  # an object's class

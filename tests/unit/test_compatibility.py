@@ -69,11 +69,6 @@ def test_others_with_all_we_rely_on_are_ours_and_said_to_be_untested(
     assert str(seams.SUPPORTED_VLLM) in line
 
 
-def test_a_version_that_is_none_has_what_the_newest_has() -> None:
-    assert Seam("a:b", None, ">=0.33").is_in("dev")
-    assert not Seam("a:b", None, "<0.33").is_in("dev")
-
-
 @pytest.mark.parametrize("version", ["0.31.0", "0.31.9+cpu", "0.11.2"])
 def test_older_ones_run_vllms_own(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, version: str

@@ -145,7 +145,7 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
 
 
 def test_plain_engines_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_dflash.compatibility._check_seams", lambda *_: pytest.fail("checked"))
+    monkeypatch.setattr("vllm_dflash.compatibility._differences", lambda *_: pytest.fail("checked"))
     pair.start(speculative_config=None)
 
 
@@ -442,12 +442,14 @@ def test_parameters_that_need_not_be_there(
 
 
 def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that moved in 0.33 is looked for there by its new name, not by its old one."""
+    """A function that moved in 0.33 is looked for there by its new name, not by its old one. A
+    version that is none counts as the newest."""
     moved = seams.Seam("vllm.moved:f", "x", "<0.33"), seams.Seam("vllm.new_home:f", "x", ">=0.33")
     for version, missing in (
         ("0.32.0+cpu", "moved"),
         ("0.33.0rc1", "new_home"),
         ("0.33.0+cu130", "new_home"),
+        ("dev", "new_home"),
     ):
         monkeypatch.setattr("vllm.__version__", version)
         with pytest.raises(seams.UnsupportedVllmError, match=f"has no vllm.{missing}:f"):

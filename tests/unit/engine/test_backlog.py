@@ -25,10 +25,8 @@ class Cache:
 
     def __init__(self) -> None:
         self.rows: Rows = {}
-        self.stores = 0
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        self.stores += 1
         rows = zip(slots.tolist(), features.tolist(), positions.tolist(), strict=True)
         self.rows |= {slot: (of_row, position) for slot, of_row, position in rows}
 

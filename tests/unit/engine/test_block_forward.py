@@ -134,7 +134,7 @@ def test_drafts_behind_a_row_that_is_not_finite_are_dropped(
 
 
 def test_attention_is_told_of_each_block(
-    block: BlockForward, model: Fake, monkeypatch: pytest.MonkeyPatch
+    block: BlockForward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets rows of drafted requests only, each with its own blocks and length."""
     seen: dict[str, Any] = {}

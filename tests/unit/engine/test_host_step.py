@@ -46,8 +46,12 @@ class Blocks:
         return BlockDrafts(inputs.requests, tokens, np.ones((len(lengths), lengths.max())))
 
 
+def drafting(*drafted: bool, width: int = 4, holds_for: int = 0) -> Plan:
+    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, holds_for=holds_for)
+
+
 class Scripted(FixedLength):
-    """Drafts and skips as told, and verifies at most two drafts of each request."""
+    """Drafts and skips as told, then skips. Verifies at most two drafts of each request."""
 
     agrees_across_ranks = False
 
@@ -55,13 +59,17 @@ class Scripted(FixedLength):
         super().__init__(7)
         self.plans = list(plans)
         self.asked: list[StepRecord] = []
+        self.told: list[Chosen] = []
 
     def plan(self, step: StepRecord) -> Plan:
         self.asked.append(step)
-        return self.plans.pop(0)
+        return self.plans.pop(0) if self.plans else Plan.without_block(step.num_requests)
 
     def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
+
+    def use_window(self, chosen: Chosen) -> None:
+        self.told.append(chosen)
 
 
 class FromText(Scripted):
@@ -159,10 +167,6 @@ def test_the_newest_context_of_those_who_are_drafted() -> None:
         torch.testing.assert_close(blocks.newest, expected)
 
 
-def drafting(*drafted: bool, width: int = 4, holds_for: int = 0) -> Plan:
-    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, holds_for=holds_for)
-
-
 @pytest.mark.parametrize(
     ("limits", "lengths"),
     [
@@ -205,52 +209,35 @@ def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.run(step, batch) == [[20], [8, 9]]
 
 
-def test_skipped_steps_are_counted_and_not_planned() -> None:
-    host = Host(
-        policy := Scripted(
-            Plan.without_block(2, holds_for=2), Plan.without_block(2), Plan.without_block(1)
-        )
-    )
-    steps = [host.step(*limits)[0] for limits in ((7, 0), (7, 0), (7, 0), (7, 0), (7,))]
-    assert [step.is_resting for step in steps] == [False, True, True, False, False]
-    assert [step.could_draft for step in steps] == [True] * 5
-    assert steps[1].plan.drafted.tolist() == [False] * 2
-    assert len(policy.asked) == 3
-    assert host.statistics.steps == host.statistics.skipped_steps == 5
-
-
-def test_steps_in_which_nobody_could_draft_are_no_skipped_ones() -> None:
-    host = Host(Scripted(Plan.without_block(1, holds_for=1)))
-    host.step(0)
-    host.step(0)
-    assert (host.statistics.steps, host.statistics.skipped_steps) == (2, 0)
-
-
-def test_another_batch_ends_the_skipping() -> None:
-    host = Host(
-        Scripted(
-            *[Plan.without_block(2, holds_for=5), Plan.without_block(1), Plan.without_block(2)]
-        )
-    )
-    steps = [host.step(*limits)[0] for limits in ((7, 7), (7,), (7, 7))]
-    assert [step.is_resting for step in steps] == [False] * 3
-
-
-def test_a_plan_that_drafts_begins_no_skipping() -> None:
-    host = Host(Scripted(drafting(True, holds_for=3), Plan.without_block(1)))
-    host.step(7)
-    assert not host.step(7)[0].is_resting
+@pytest.mark.parametrize(
+    ("plan", "batches", "rests"),
+    [
+        (Plan.without_block(2, holds_for=2), [(7, 0)] * 4, [False, True, True, False]),
+        (Plan.without_block(2, holds_for=5), [(7, 7), (7,), (7, 7)], [False] * 3),
+        (Plan.without_block(1, holds_for=1), [(0,)] * 2, [False, True]),
+        (drafting(True, holds_for=3), [(7,)] * 2, [False] * 2),
+    ],
+    ids=["skipped", "until the batch changes", "nobody could draft", "not after a block"],
+)
+def test_steps_rest_while_a_plan_without_blocks_holds(
+    plan: Plan, batches: list[tuple[int, ...]], rests: list[bool]
+) -> None:
+    """They are not planned. Steps in which somebody could have drafted are counted as skipped."""
+    host = Host(policy := Scripted(plan))
+    steps = [host.step(*limits)[0] for limits in batches]
+    assert [step.is_resting for step in steps] == rests
+    assert len(policy.asked) == rests.count(False)
+    assert [step.could_draft for step in steps] == [any(limits) for limits in batches]
+    assert steps[1].plan.drafted.tolist() == [False] * len(batches[1])
+    assert host.statistics.steps == len(batches)
+    assert host.statistics.skipped_steps == sum(map(any, batches)) - plan.drafted.any()
 
 
 def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
     """It uses up no other resting step, and starts no new rest."""
-    first, free = (
-        Plan.without_block(2, holds_for=2),
-        Plan.without_block(2, holds_for=9, uses_text=True),
-    )
-    host = Host(
-        policy := FromText(first, free, Plan.without_block(2), Plan.without_block(2)), looks_up=True
-    )
+    first = Plan.without_block(2, holds_for=2)
+    free = Plan.without_block(2, holds_for=9, uses_text=True)
+    host = Host(policy := FromText(first, free, first), looks_up=True)
     host.all_texts[1, : CONTEXT - 1] = [7, 1000, 8, 9, 3, 4, 5, 6, 1]
     host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
@@ -269,7 +256,7 @@ def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
 
 def test_tokens_are_written_where_the_runner_will_write_them() -> None:
     """Only tokens are written."""
-    host = Host(FromText(Plan.without_block(3)), looks_up=True)
+    host = Host(FromText(), looks_up=True)
     before = host.all_texts.copy()
     host.step(7, 7, 7, sampled=[[501, 502], [], [503]])
     before[0, CONTEXT : CONTEXT + 2] = [501, 502]
@@ -309,9 +296,6 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
     count = len(lengths)
 
     class Told(Scripted):
-        def plan(self, step: StepRecord) -> Plan:
-            return super().plan(step) if self.plans else Plan.without_block(step.num_requests)
-
         def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
             return np.array(lengths), np.array(from_text or [False] * count)
 
@@ -426,15 +410,15 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
 def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
     agreed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host(Scripted(drafting(True, False), drafting(True, True), Plan.without_block(2)))
+    host = Host(policy := Scripted(drafting(True, False), drafting(True, True)))
     whole, window = Window(0, 4, 0), Window(1024, 4, 0)
-    turns = iter([whole, window])
+    choices = [Chosen(whole, whole), Chosen(window, whole, is_better=True)]
+    turns = iter(choices)
     asked: list[list[int]] = []
 
     def choose(_: WindowChooser, lens: Ints) -> Chosen:
         asked.append(lens.tolist())
-        window = next(turns)
-        return Chosen(window, window)
+        return next(turns)
 
     monkeypatch.setattr(WindowChooser, "choose", choose)
     host.windows = WindowChooser(LONGEST)
@@ -443,6 +427,7 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
     second, _ = host.step(7, 7)
     assert [first.plan.window, second.plan.window] == [whole, window]
     assert [agreed[0].window, agreed[2].window] == [whole, window]
+    assert policy.told == choices
     assert asked == [[CONTEXT], [CONTEXT, CONTEXT]]  # of those who are drafted
     assert [way.steps for way in ways] == [0, 1, 0]  # the first step has no known time
     assert ways[1].seconds == pytest.approx(second.draft_seconds / 2)
@@ -462,16 +447,3 @@ def test_fixed_lengths_have_windows_that_ranks_agree_on(
     step, _ = host.step(7)
     assert [plan.window.tokens for plan in agreed] == [256]
     assert agreed[0] is step.plan
-
-
-def test_the_planner_is_told_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(Scripted, "use_window", lambda _, chosen: told.append(chosen))
-    choices = [Chosen(WHOLE, WHOLE), Chosen(WHOLE, Window(3, 5, 0), is_better=True)]
-    turns = iter(choices)
-    monkeypatch.setattr(WindowChooser, "choose", lambda *_: next(turns))
-    host = Host(Scripted(*[drafting(True)] * 2))
-    host.windows = WindowChooser(LONGEST)
-    host.step(7)
-    host.step(7)
-    assert told == choices

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.log_lines import log_lines
-from support.pairs import make_pair
+from support.pairs import Pair
 from vllm_dflash import __version__
 from vllm_dflash.config.mode import Mode
 from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
@@ -24,10 +23,10 @@ from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
     ],
 )
 def test_the_start_line_names_drafter_and_draft_length(
-    tmp_path: Path, draft_length: Any, room: int, nodes: int, said: str
+    pair: Pair, draft_length: Any, room: int, nodes: int, said: str
 ) -> None:
     """Numbers are those that vLLM prints in its own lines."""
-    spec = make_pair(tmp_path).spec.model_copy(update={"model": "someone/its-drafter"})
+    spec = pair.spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
         log_active(Mode(room, 5, draft_length, spec, tree_nodes=nodes))
     assert lines == [
@@ -37,10 +36,9 @@ def test_the_start_line_names_drafter_and_draft_length(
     ]
 
 
-def test_free_drafts_have_a_line_of_their_own(tmp_path: Path) -> None:
-    spec = make_pair(tmp_path).spec
+def test_free_drafts_have_a_line_of_their_own(pair: Pair) -> None:
     with log_lines() as lines:
-        log_free_drafts(Mode(32, 5, "adaptive", spec, most_free=32))
+        log_free_drafts(Mode(32, 5, "adaptive", pair.spec, most_free=32))
     assert lines == [
         "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
     ]

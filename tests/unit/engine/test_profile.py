@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.eplb_utils import EPLBController, step_eplb_after
 from support.fake_time import FakeTime
 from vllm_dflash.engine import profile
 from vllm_dflash.engine.block_layout import BlockInputs
-from vllm_dflash.engine.profile import measure_curve, profiled_rows, target_alone
+from vllm_dflash.engine.profile import measure_curve, profiled_rows
 from vllm_dflash.engine.v1.v1_profile import profile_v1
 from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
 from vllm_dflash.planning.costs import NO_ATTENTION
@@ -48,20 +48,6 @@ def test_profiled_batches_are_never_longer_than_their_requests_may_be() -> None:
         assert rows == sorted(set(rows))
         assert rows[-1] <= most
         assert len(rows) >= 2
-
-
-def test_the_drafter_is_back_after_a_profile_that_failed() -> None:
-    class Drafter:
-        runs_target_alone = False
-
-    def fail() -> None:
-        with target_alone(Drafter):
-            assert Drafter.runs_target_alone
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert not Drafter.runs_target_alone
 
 
 def test_the_best_of_three_counts_and_building_kernels_does_not(

@@ -92,6 +92,30 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
 
+class Told(FixedLength):
+    """Drafts these requests, and verifies so many drafts of each, from a block or a text."""
+
+    def __init__(self, drafted: list[bool], lengths: list[int], from_text: list[bool]) -> None:
+        super().__init__(7)
+        self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
+        self.planned: list[StepRecord] = []
+
+    def plan(self, step: StepRecord) -> Plan:
+        self.planned.append(step)
+        uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
+        return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
+
+    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        return np.array(self.chosen), np.array(self.from_text)
+
+
+def planned_harness(pair: Pair, policy: Told) -> Harness:
+    harness = DrafterHarness(pair)
+    harness.proposer.start_planning(profiled_costs())
+    harness.proposer.host.planner = policy
+    return harness
+
+
 def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> None:
     """The second of four requests is drafted, and two of its drafts are to be verified. Its context
     is the longest, and the third request is in its prompt."""
@@ -99,17 +123,8 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
     rows = [Row(number, features(count, number)) for number, count in enumerate(lengths)]
     rows[2].in_prompt = True
     expected = DrafterHarness(pair).step([rows[1]])[0]
-
-    class Second(FixedLength):
-        def plan(self, step: StepRecord) -> Plan:
-            return replace(super().plan(step), drafted=np.array([False, True, False, False]))
-
-        def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-            return np.array([0, 2, 0, 0]), np.zeros(4, bool)
-
-    harness = DrafterHarness(pair)
-    harness.proposer.start_planning(profiled_costs())
-    harness.proposer.host.planner = Second(7)
+    policy = Told([False, True, False, False], [0, 2, 0, 0], [False] * 4)
+    harness = planned_harness(pair, policy)
     assert harness.step(rows) == [[], expected[:2], [], []]
 
 
@@ -123,42 +138,10 @@ def test_plans_are_for_the_users_objective(
     assert {one.window for one in proposer.model.block.attentions()} == {9}
 
 
-class FromText(FixedLength):
-    """Drafts these requests, and verifies so many drafts of each, from a block or a text."""
-
-    def __init__(
-        self, drafted: list[bool], lengths: list[int], from_text: list[bool], holds_for: int = 0
-    ) -> None:
-        super().__init__(7)
-        self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
-        self.holds_for = holds_for
-        self.planned: list[StepRecord] = []
-        self.agreed: list[list[int]] = []
-
-    def plan(self, step: StepRecord) -> Plan:
-        self.planned.append(step)
-        uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
-        if step.is_resting or not any(self.drafted):
-            holds_for = self.holds_for
-            return Plan.without_block(step.num_requests, holds_for=holds_for, uses_text=uses_text)
-        return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
-
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        self.agreed.append(step.agreed.tolist())
-        return np.array(self.chosen), np.array(self.from_text)
-
-
-def planned_harness(pair: Pair, policy: FromText) -> Harness:
-    harness = DrafterHarness(pair)
-    harness.proposer.start_planning(profiled_costs())
-    harness.proposer.host.planner = policy
-    return harness
-
-
 @pytest.mark.parametrize(("room", "length"), [(99, 32), (5, 5), (0, 0), (-1, 0)])
 def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None:
     """Each of two requests may use half of a step's rows, including a block's and its own two."""
-    harness = planned_harness(pair, FromText([False] * 2, [0] * 2, [False] * 2))
+    harness = planned_harness(pair, Told([True] * 2, [0] * 2, [False] * 2))
     budget = 2 * (2 + harness.width + room) + 1
     harness.config.scheduler_config.max_num_batched_tokens = budget
     harness.texts[0, :5] = [11, 12, 13, 14, 11]
@@ -169,7 +152,7 @@ def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None
 
 def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     """They go up to the target's limit, after which nothing can be accepted."""
-    policy = FromText([True, False, False], [4, 3, 0], [True, True, True])
+    policy = Told([True, False, False], [4, 3, 0], [True, True, True])
     harness = planned_harness(pair, policy)
     harness.proposer.draft_model_config.hf_config.dflash_config["max_model_len"] = 96
     lengths = (100, 256 - 5, 256 - 2)

@@ -27,34 +27,22 @@ def test_new_and_resumed_requests_have_no_drafts_yet() -> None:
 
 
 def test_fresh_blocks_are_those_without_a_cached_prefix() -> None:
+    """One new request and one that resumes were found in blocks that they have already."""
     step: Any = SimpleNamespace(
         scheduled_new_reqs=[
             SimpleNamespace(block_ids=([9], [1, 2, 3]), num_computed_tokens=0),
             SimpleNamespace(block_ids=([9], [4, 5, 6]), num_computed_tokens=64),
             SimpleNamespace(block_ids=([9], [7, 8]), num_computed_tokens=33),  # in mid-block
+            SimpleNamespace(block_ids=([9], [10, 11]), num_computed_tokens=64),
         ],
         scheduled_cached_reqs=SimpleNamespace(
-            req_ids=["a", "b", "c"],
-            new_block_ids=[None, ([9], [20]), ([9], [30, 31, 32])],
-            num_computed_tokens=[5, 64, 32],
-            resumed_req_ids={"c"},
+            req_ids=["a", "b", "c", "d"],
+            new_block_ids=[None, ([9], [20]), ([9], [30, 31, 32]), ([9], [40, 41])],
+            num_computed_tokens=[5, 64, 32, 33],
+            resumed_req_ids={"c", "d"},
         ),
     )
     assert fresh_cache_blocks(step, 1, 32) == [1, 2, 3, 6, 20, 31, 32]
-
-
-def test_a_step_that_allocates_nothing_has_no_fresh_blocks() -> None:
-    """One request goes on, one was found in full blocks, one resumes with all blocks found."""
-    step: Any = SimpleNamespace(
-        scheduled_new_reqs=[SimpleNamespace(block_ids=([1, 2],), num_computed_tokens=64)],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=["a", "b"],
-            new_block_ids=[None, ([3, 4],)],
-            num_computed_tokens=[40, 33],  # the second was found in the middle of a block
-            resumed_req_ids={"b"},
-        ),
-    )
-    assert fresh_cache_blocks(step, 0, 32) == []
 
 
 def test_clearing_spares_all_other_blocks() -> None:

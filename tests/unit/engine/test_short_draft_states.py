@@ -85,9 +85,7 @@ def test_drafts_of_any_length_leave_the_state_of_what_was_accepted(layer: Any) -
         torch.testing.assert_close(drafted, plain, rtol=0, atol=1e-2)
 
 
-def test_whole_drafts_go_through_vllms_own_function(
-    layer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_drafts_go_through_vllms_own_function(layer: Any) -> None:
     """It is faster on some machines, and right for whole drafts. If it is right for shorter ones,
     too, this file can be deleted."""
     assert gdn_attention._spec_forward in (_of_whole_drafts, forward_drafts)

@@ -211,7 +211,7 @@ def test_who_takes_a_place_inherits_no_budget() -> None:
     assert holder._state == {0: "of 3"}
 
 
-def test_what_was_forced_in_a_step_is_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_forced_in_a_step_is_forgotten_with_it() -> None:
     holder = ThinkingBudgetStateHolder(None, 4, 7, torch.device("cpu"), False)
     state = holder._init_state_entry([5], 3) | {"bonus_token_forced": True}
     update_think_state(holder, state)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -39,40 +40,29 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
     assert worker._facts_to_send is not None
 
 
-def blocks_dropped(
-    known: dict[str, Any], finished: set[str], *, caches_prefixes: bool
-) -> list[int]:
-    """Blocks dropped from the backlog. `known`: requests that the runner knows; `ended` and `other`
-    still have rows. A new request found the first of its two blocks, 8 and 9."""
+def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
+    """Another request may have them now, and its context may wait for them. The runner still lists
+    it, but it has no row. A new request found the first of its two blocks, 8 and 9."""
     proposer: Any = object.__new__(PlannedProposer)
     dropped: list[int] = []
-    cache = SimpleNamespace(enable_prefix_caching=caches_prefixes)
+    cache = SimpleNamespace(enable_prefix_caching=False)
     proposer.vllm_config = SimpleNamespace(cache_config=cache)
     proposer.kv_cache_gid, proposer.cache_block_size = 0, 32
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
     proposer.host = SimpleNamespace(backlog=backlog, begin_step=lambda *_: None)
-    rows = {name: row for row, name in enumerate(["ended", "other"])}
-    batch = SimpleNamespace(req_id_to_index=rows)
-    proposer.runner = SimpleNamespace(requests=known, input_batch=batch)
+    ended, preempted = (SimpleNamespace(block_ids=([block],), num_tokens=9) for block in (5, 6))
+    proposer.runner = SimpleNamespace(
+        requests={"ended": ended, "preempted": preempted},
+        input_batch=SimpleNamespace(req_id_to_index={"ended": 0, "other": 1}),
+    )
     new = SimpleNamespace(req_id="new", block_ids=([8, 9],), num_computed_tokens=32)
-    going_on = SimpleNamespace(
-        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+    step = SimpleNamespace(
+        finished_req_ids={"ended", "preempted", "of another time"},
+        scheduled_new_reqs=[new],
+        scheduled_cached_reqs=CachedRequestData.make_empty(),
     )
-    proposer.begin_step(
-        SimpleNamespace(
-            finished_req_ids=finished, scheduled_new_reqs=[new], scheduled_cached_reqs=going_on
-        )
-    )
-    return dropped
-
-
-def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
-    """Another request may have them now, and its context may wait for them."""
-    ended = SimpleNamespace(block_ids=([5],), num_tokens=9)
-    preempted = SimpleNamespace(block_ids=([6],), num_tokens=9)
-    finished = {"ended", "preempted", "of another time"}
-    known = {"ended": ended, "preempted": preempted}
-    assert blocks_dropped(known, finished, caches_prefixes=False) == [9, 5]
+    proposer.begin_step(step)
+    assert dropped == [9, 5]
 
 
 @pytest.mark.parametrize(("lengths", "are_sent"), [([7, 0], True), ([0, 0], False)])
@@ -233,9 +223,7 @@ def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.Mon
         )
     )
     new = SimpleNamespace(block_ids=([9], [1, 2], [3, 4, 5]), num_computed_tokens=32)
-    going_on = SimpleNamespace(
-        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
-    )
+    going_on = CachedRequestData.make_empty()
     worker.execute_model(SimpleNamespace(scheduled_new_reqs=[new], scheduled_cached_reqs=going_on))
     cleared = [(layer.kv_cache == 0).flatten().nonzero().flatten().tolist() for layer in layers]
     assert cleared == [[2], [5]]
