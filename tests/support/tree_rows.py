@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.trees.tree_context import attend_to_context
 from vllm_dflash.engine.v2.trees.tree_kernels import Scores
 from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 BLOCK_SIZE = 16
 UNTOUCHED = 7.0
@@ -39,15 +41,6 @@ class Case:
     segments: int | None = None
     everybody: bool = True
     most_nodes: int = 64
-
-
-@dataclass
-class Trees:
-    """Trees of all slots, and the part of the batch's metadata that our kernels read."""
-
-    slots: torch.Tensor
-    masks: torch.Tensor
-    sizes: torch.Tensor
 
 
 @dataclass
@@ -119,7 +112,7 @@ class Made:
     query: torch.Tensor
     kv_cache: torch.Tensor
     batch: Batch
-    trees: Trees
+    trees: TreeSlots
     scores: Scores
     expected: torch.Tensor
 
@@ -127,7 +120,11 @@ class Made:
         """Return the same on a device, with numbers of this dtype."""
 
         def moved(whole: Any) -> Any:
-            return type(whole)(**{name: each.to(device) for name, each in vars(whole).items()})
+            found = copy(whole)
+            for name, each in vars(whole).items():
+                if isinstance(each, torch.Tensor):
+                    setattr(found, name, each.to(device))
+            return found
 
         sinks = self.scores.sinks
         return Made(
@@ -160,15 +157,18 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
     expected = torch.full_like(query, UNTOUCHED)
 
     slots = random.permutation(2 * len(requests) + 2)[: len(requests)]
-    masks = torch.full((2 * len(requests) + 2, case.most_nodes), -1, dtype=torch.int64)
-    sizes = torch.full((len(masks),), 3, dtype=torch.int32)  # of other slots
+    trees = TreeSlots(2 * len(requests) + 2, 1, case.most_nodes, torch.device("cpu"))
+    trees.masks.fill_(-1)
+    trees.sizes.fill_(3)  # of other slots
+    trees.slots.fill_(-(10**9))  # after the batch's requests
+    trees.slots[: len(requests)] = torch.from_numpy(slots)
     taken = 0
     for number, (request, slot) in enumerate(zip(requests, slots.tolist(), strict=True)):
         count = request.nodes
         parents = random_tree(count, random) if request.has_tree else list(range(-1, count - 1))
-        sizes[slot] = max(count, 1) if request.has_tree else 0
+        trees.sizes[slot] = max(count, 1) if request.has_tree else 0
         if request.has_tree:
-            masks[slot, :count] = torch.tensor(list(map(mask_of, ways(parents))))
+            trees.masks[slot, :count] = torch.tensor(list(map(mask_of, ways(parents))))
         own = blocks[taken : taken + needed[number]]
         taken += needed[number]
         table[number, : len(own)] = own
@@ -189,9 +189,7 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
         torch.tensor([*seq_lens, 0, 0], dtype=torch.int32),
         torch.from_numpy(table),
     )
-    of_batch = torch.full((len(requests) + 3,), -(10**9))
-    of_batch[: len(requests)] = torch.from_numpy(slots)
-    return Made(query, cache, batch, Trees(of_batch, masks, sizes), scores, expected)
+    return Made(query, cache, batch, trees, scores, expected)
 
 
 def attend(

@@ -15,7 +15,6 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     PagedRows,
     Parts,
     Scores,
-    TreeRows,
     blocks_of,
     depth_of,
     last_tiles,
@@ -24,6 +23,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     seen_by,
     weigh,
 )
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 MOST_SEGMENTS = 16
 """Maximum number of segments of a context."""
@@ -156,7 +156,7 @@ def attend_to_context(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
     batch: PagedRows,
-    trees: TreeRows,
+    trees: TreeSlots,
     scores: Scores,
     *,
     everybody: bool,

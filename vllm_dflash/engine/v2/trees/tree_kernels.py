@@ -20,35 +20,20 @@ from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.config.speculative_settings import MOST_NODES
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 MOST_ROWS = 1 + MOST_NODES
 """Maximum rows of a request: the bits of one word say which nodes a node sees."""
 FEW_REQUESTS = 64
 
 
-class TreeRows(Protocol):
-    """Trees of S requests with up to N nodes each, by slot."""
-
-    slots: torch.Tensor
-    """Slots of the batch's requests, [max R]; entries after these are ignored."""
-    masks: torch.Tensor
-    """Nodes that each node sees, itself included: bit j is node j, [S, N] int64."""
-    sizes: torch.Tensor
-    """Nodes of each tree; 0: no tree, and rows see all rows before them, [S] int32."""
-
-
-class RowsOfBatch(Protocol):
-    """vLLM's layout of a batch of R requests, on the device."""
+class PagedRows(Protocol):
+    """Layout of a batch of R requests in vLLM's attention metadata, on the device."""
 
     query_start_loc: torch.Tensor
     """First row of each request, and the total, [R + 1] int32."""
     seq_lens: torch.Tensor
     """Length of each request in tokens, its rows included, [R] int32."""
-
-
-class PagedRows(RowsOfBatch, Protocol):
-    """Layout of a batch, with an attention layer's block table."""
-
     block_table: torch.Tensor
     """[R, blocks of a request] int32."""
 
@@ -260,7 +245,7 @@ class Launch:
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         batch: PagedRows,
-        trees: TreeRows,
+        trees: TreeSlots,
         scores: Scores,
         *,
         everybody: bool,

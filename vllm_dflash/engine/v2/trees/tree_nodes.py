@@ -15,7 +15,6 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     PagedRows,
     Parts,
     Scores,
-    TreeRows,
     blocks_of,
     depth_of,
     last_tiles,
@@ -24,6 +23,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     seen_by,
     weigh,
 )
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -167,7 +167,7 @@ def attend_to_nodes(
     context: Parts,
     output: torch.Tensor,
     batch: PagedRows,
-    trees: TreeRows,
+    trees: TreeSlots,
     scores: Scores,
     *,
     everybody: bool,
