@@ -45,11 +45,15 @@ class Case:
 
 @dataclass
 class Batch:
-    """vLLM's metadata of a batch."""
+    """vLLM's metadata of a batch, as far as they are read."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    max_num_splits: int = 0
 
 
 def random_tree(count: int, random: np.random.Generator) -> list[int]:
@@ -89,20 +93,22 @@ def attention(
     values: torch.Tensor,
     seen: torch.Tensor,
     scores: Scores,
-) -> torch.Tensor:
-    """Return attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S]."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S], and the
+    logarithms of the sums of weights, without sinks, [H, T]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
     weights = torch.einsum("thd,shd->hts", query, keys) * scores.scale
     if scores.softcap:
         weights = scores.softcap * torch.tanh(weights / scores.softcap)
     weights = weights.masked_fill(~seen, -torch.inf)
+    log_sums = weights.logsumexp(dim=-1)
     if scores.sinks is not None:
         sinks = scores.sinks[:, None, None].expand(-1, len(query), 1)
         weights = torch.cat([weights, sinks], dim=-1).softmax(dim=-1)[..., :-1]
     else:
         weights = weights.softmax(dim=-1)
-    return torch.einsum("hts,shd->thd", weights, values)
+    return torch.einsum("hts,shd->thd", weights, values), log_sums
 
 
 @dataclass
@@ -182,12 +188,15 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
         rows = slice(starts[number], starts[number + 1])
         if case.everybody or request.has_tree:
             seen = visible(request.context, parents, case.window)
-            expected[rows] = attention(query[rows], k, v, seen, scores)
+            expected[rows], _ = attention(query[rows], k, v, seen, scores)
     ends = np.array([*starts, starts[-1], starts[-1]], np.int32)
     batch = Batch(
         torch.from_numpy(ends),
         torch.tensor([*seq_lens, 0, 0], dtype=torch.int32),
         torch.from_numpy(table),
+        num_actual_tokens=int(starts[-1]),
+        max_query_len=max(1 + request.nodes for request in requests),
+        max_seq_len=max(seq_lens),
     )
     return Made(query, cache, batch, trees, scores, expected)
 

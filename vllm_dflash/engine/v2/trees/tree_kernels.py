@@ -13,7 +13,7 @@ number of programs shares the tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from vllm.triton_utils import tl, triton
@@ -224,12 +224,10 @@ def _num_programs(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """Arguments that both kernels share."""
+    """How both kernels are launched."""
 
-    batch: tuple[torch.Tensor, ...]
-    cache_strides: tuple[int, ...]
-    most_rows: int
-    """Maximum rows of a request, only for requests with a tree; 0: all rows of all requests."""
+    arguments: tuple[Any, ...]
+    """Their last arguments, from the block table on."""
     num_rows: int
     """Maximum rows of all requests together."""
     places: int
@@ -254,7 +252,8 @@ class Launch:
         kv_heads, block_size = kv_cache.shape[1:3]
         heads, head_size = query.shape[1:]
         group, nodes = heads // kv_heads, trees.masks.shape[1]
-        # Rows of prompts are left to vLLM.
+        # Maximum rows of a request, only for requests with a tree: rows of prompts are left to
+        # vLLM. 0: all rows of all requests.
         most_rows = 0 if everybody else 1 + nodes
         num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
         rows, keys, stages = tile_of(head_size, query.element_size())
@@ -262,10 +261,11 @@ class Launch:
         # One kernel for the small batches that gain from trees, and one for all others.
         requests = FEW_REQUESTS if len(batch.seq_lens) <= FEW_REQUESTS else len(trees.slots)
         tensors = batch.block_table, batch.query_start_loc, batch.seq_lens
+        of_trees = trees.slots, trees.masks, trees.sizes
+        numbers = len(batch.seq_lens), most_rows, scores.scale, scores.softcap
+        strides = *query.stride()[:2], *kv_cache.stride()[:3], batch.block_table.stride(0)
         return cls(
-            (*tensors, trees.slots, trees.masks, trees.sizes),
-            kv_cache.stride()[:3],
-            most_rows,
+            (*tensors, *of_trees, *numbers, *strides),
             num_rows,
             most_rows if num_rows < len(query) else 0,
             triton.cdiv(num_rows * group, rows) * kv_heads,
