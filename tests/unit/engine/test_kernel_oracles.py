@@ -24,7 +24,6 @@ pytestmark = [
 CASES = [
     pytest.param(oracle, case, dtype, id=f"{oracle.name}, {case}")
     for oracle in ORACLES
-    if oracle.interpreted is not None  # the others' cases are in their unit tests
     for case, dtype in oracle.cases_on("cpu")
 ]
 
