@@ -11,8 +11,7 @@ from support.judged_logits import INF, NAN, check_candidates, compare_confidence
 from vllm_dflash.engine.v2.confidence import TILE
 
 pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.v2,
     # Results of rows that are not finite are not used.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]

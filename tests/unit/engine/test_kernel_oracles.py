@@ -13,8 +13,7 @@ from support.kernel_oracle import Oracle
 from support.kernel_oracles import ORACLES
 
 pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.v2,
     # Results of rows that are not finite are not used.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]

@@ -13,10 +13,7 @@ from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
 from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
 from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 CASES = {
     "trees and a chain": Case([Request(40, 9), Request(0, 3, has_tree=False), Request(17, 1)]),
     "a longer chain": Case([Request(9, 6), Request(33, 30, has_tree=False)], most_nodes=8),

@@ -17,10 +17,7 @@ from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.window import SHORTEST, TOKENS, WHOLE, Window
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 
 
 @given(
