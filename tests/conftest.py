@@ -92,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return item.get_closest_marker("emulated") is not None
 
     def runner_of(item: pytest.Item) -> str:
+        if item.get_closest_marker("v2") is not None:
+            return "v2"
         callspec = getattr(item, "callspec", None)
         return callspec.params.get("runner", "v1") if callspec else "v1"
 

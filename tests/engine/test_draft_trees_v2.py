@@ -41,10 +41,7 @@ from support.trimming import trimming
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.planning.ahead import PlanAhead
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 NODES, NEW_TOKENS = 12, 14
 TEXTS = [text[:60] for text in held_out_prompts(3)]
 SETTINGS = {"max_model_len": 96, "max_num_seqs": 5, "max_num_batched_tokens": 80}

@@ -28,10 +28,7 @@ from support.engines import (
 )
 from support.native_child import NEW_TOKENS
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 PROMPTS = held_out_prompts(8)[4:]
 PARAMS = greedy(32)
 

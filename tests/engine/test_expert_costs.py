@@ -12,10 +12,7 @@ from support.engines import runner_of
 from support.families import make_family
 from vllm_dflash.engine.v2 import v2_profile
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 ROWS = [1, 12]
 
 

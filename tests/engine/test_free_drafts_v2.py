@@ -26,10 +26,7 @@ from support.trimming import trimming
 from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.ahead import PlanAhead
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(3)]
 PARAMS = greedy(24, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 3, "max_num_batched_tokens": 64}

@@ -22,10 +22,7 @@ from support.hybrids import kernels_for_gpus, know_qwen35
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 NEW_TOKENS = 16
 PROMPTS = [
     [(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 110, 230))

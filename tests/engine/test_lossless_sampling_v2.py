@@ -20,8 +20,7 @@ from support.trimming import trimming
 from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
+    pytest.mark.v2,
     pytest.mark.slow,  # half an hour: a token is drawn from 2,048 in the interpreter
 ]
 SAMPLES, REQUESTS, NEW_TOKENS = 800, 32, 6

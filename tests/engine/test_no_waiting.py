@@ -30,10 +30,7 @@ from vllm_dflash.engine.v2 import trimming as trimming_module
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.ahead import PlanAhead
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 PROMPTS = [text[:80] for text in held_out_prompts(6)]
 WARM_UP, STEPS = 4, 8
 Watch = Callable[[Counter[str]], AbstractContextManager[None]]

@@ -1,23 +1,58 @@
-"""`engine/v2/v2_scheduler.py` and `trimming.py` for the simulated pipeline, with ours in them."""
+"""Schedulers of the simulated pipeline: blocks of a fixed length, and ours, in place of
+`engine/v2/v2_scheduler.py` and `trimming.py`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 
 from support.fake_time import FakeTime
 from support.simulated_device import Verified
-from support.simulated_pipeline import Directed, Scheduled
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
-from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.ahead import AheadPlanner
+from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.budget import Load, RecentChances, best_budget
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import NO_DRAFTS, StepRecord
+from vllm_dflash.planning.step import NO_DRAFTS, Learned, StepRecord
 
 FIRST_NEWS, MOST_NEWS = 4, 32
+
+
+class Scheduled(NamedTuple):
+    """A step as it goes to the device."""
+
+    names: list[str]
+    is_fresh: Bools
+    """Whether each request has just arrived, [R]."""
+    others: Ints
+    """Rows of each request that are not drafts, [R]."""
+    given: Ints
+    """Places for each request's drafts, [R]."""
+    context: Ints
+    """Context tokens of each request, [R]."""
+    ahead: PlanAhead
+    """Decisions for what comes after it."""
+    learned: Learned | None
+
+
+@dataclass
+class Fixed:
+    """Always drafts blocks of the same length."""
+
+    length: int
+
+    @property
+    def may_draft(self) -> bool:
+        return self.length > 0
+
+    def schedule(self, names: list[str], context: Ints) -> tuple[PlanAhead, None]:
+        return PlanAhead(np.full(len(names), self.length), self.may_draft), None
+
+    def update(self, scheduled: Scheduled, verified: Verified) -> None: ...
 
 
 class Ours:
@@ -30,7 +65,7 @@ class Ours:
         self._news_in = self._news_every = FIRST_NEWS
         self._block_rows = 0
 
-    def schedule(self, names: list[str], context: Ints) -> Directed:
+    def schedule(self, names: list[str], context: Ints) -> tuple[PlanAhead, Learned | None]:
         limits = np.full(len(names), self.planner.max_draft)
         ahead = self.planner.plan(names, context, limits)
         self._news_in -= 1
@@ -38,7 +73,7 @@ class Ours:
         if self._news_in <= 0:
             self._news_in = self._news_every = min(2 * self._news_every, MOST_NEWS)
             learned = self.planner.learned()
-        return Directed(ahead.lengths, ahead.runs_block, ahead.min_verified, learned)
+        return ahead, learned
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
         outcomes, names = verified.outcomes, scheduled.names
@@ -48,7 +83,7 @@ class Ours:
         done.rows = int(scheduled.others.sum() + done.verified.sum())
         done.context_lens = scheduled.context
         done.draft_rows = self._block_rows
-        has_block = scheduled.directed.runs_block and scheduled.directed.places.any()
+        has_block = scheduled.ahead.runs_block and scheduled.ahead.lengths.any()
         self._block_rows = int(has_block) * len(names) * (1 + self.planner.max_draft)
         with patch.object(step_clock, "time", self._time):
             self._clock.finish(done)
@@ -64,22 +99,23 @@ class OurBudget:
         self._min_verified, self._next_min_verified = 0, 0
 
     def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
-        directed, drafts = scheduled.directed, scheduled.given
-        self._min_verified, self._next_min_verified = self._next_min_verified, directed.min_verified
-        if directed.learned is not None:
-            self.costs.records[:] = directed.learned.costs
+        """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
+        ahead, drafts = scheduled.ahead, scheduled.given
+        self._min_verified, self._next_min_verified = self._next_min_verified, ahead.min_verified
+        if scheduled.learned is not None:
+            self.costs.records[:] = scheduled.learned.costs
         for slot in slots[scheduled.is_fresh]:
             self.recent.forget(slot)
         self.recent.add(slots, chances[slots])
-        most, decodes = int(drafts.sum()), slots >= 0  # a new request has its whole prompt computed
+        most = int(drafts.sum())
         if not most:
             return 0
         load = Load(
-            num_requests=int(decodes.sum()),
+            num_requests=len(slots),  # a new request has its whole prompt computed
             rows=int(scheduled.others.sum()),
-            context=float(scheduled.context[decodes].sum()),
+            context=float(scheduled.context.sum()),
             mean_context=float(scheduled.context[drafts > 0].mean()),
-            block_rows=directed.runs_block * len(slots) * (1 + self.width),
+            block_rows=ahead.runs_block * len(slots) * (1 + self.width),
             block_context=float(scheduled.context.sum()),
         )
         scores, steps = self.recent.sample(slots, drafts)

@@ -23,6 +23,7 @@ from vllm_dflash.planning.step import BLOCK
 CONTEXT_TOKENS = 100
 """Context of every request."""
 MAX_LEN = 4096
+WIDTH = 7
 
 
 def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> Any:
@@ -40,14 +41,14 @@ def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> 
 
 def take_vllm_out(
     monkeypatch: pytest.MonkeyPatch,
-    max_draft: int,
     *,
     is_async: bool = True,
     is_fair: bool = False,
     tree_nodes: int = 0,
+    plans_every_step: bool = True,
 ) -> None:
-    """Make vLLM's schedulers do nothing, and ours plan up to `max_draft` drafts and places for
-    trees of `tree_nodes` nodes."""
+    """Make vLLM's schedulers do nothing, and ours plan up to 7 drafts and places for trees of
+    `tree_nodes` nodes. Steps take no time here, so they would be planned only now and then."""
     requests = SimpleNamespace(get=lambda _: request())
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
@@ -55,8 +56,8 @@ def take_vllm_out(
         ),
         speculative_config=SimpleNamespace(
             draft_model_config=None,
-            num_speculative_tokens=max(max_draft, tree_nodes),
-            max_num_new_slots_for_drafting=max_draft,
+            num_speculative_tokens=max(WIDTH, tree_nodes),
+            max_num_new_slots_for_drafting=WIDTH,
         ),
     )
     for kind in (Scheduler, AsyncScheduler):
@@ -64,7 +65,7 @@ def take_vllm_out(
         monkeypatch.setattr(kind, "_update_after_schedule", lambda *_: None)
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
     for name, value in (
-        ("num_spec_tokens", max(max_draft, tree_nodes)),
+        ("num_spec_tokens", max(WIDTH, tree_nodes)),
         ("max_model_len", MAX_LEN),
         ("max_num_scheduled_tokens", 2 * MAX_LEN),
         ("max_num_active_reqs", 256),
@@ -75,15 +76,15 @@ def take_vllm_out(
     mode = SimpleNamespace(
         is_planned=True,
         is_fair=is_fair,
-        draft_width=max_draft,
+        draft_width=WIDTH,
         tree_nodes=tree_nodes,
         chooses_window=False,
         most_active=None,
     )
     monkeypatch.setattr(Mode, "of", lambda _: mode)
     monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: MAX_LEN)
-    # Steps that take no time would be planned only now and then.
-    monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
+    if plans_every_step:
+        monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
 
 
 def step(
@@ -119,9 +120,9 @@ def step(
     )
     kept = {**drafts, **(admitted or {})}
     verified = np.array([kept.get(name, 0) for name in produced], dtype=np.int64)
-    table = np.zeros((len(produced), OUTCOME_COLUMNS + 7))
+    table = np.zeros((len(produced), OUTCOME_COLUMNS + WIDTH))
     table[:, 0], table[:, 1] = np.where(verified > 0, source, 0), verified
     table[:, 6], table[:, 7] = verified, (np.array([*produced.values()]) - 1) * (verified > 0)
-    table[:, OUTCOME_COLUMNS:] = 0.5 * (np.arange(7) < verified[:, None])
+    table[:, OUTCOME_COLUMNS:] = 0.5 * (np.arange(WIDTH) < verified[:, None])
     OUTCOMES.attach(output, table)
     return scheduled, output

@@ -1,4 +1,4 @@
-"""`planning.chances` in plain Python, which learns one draft at a time."""
+"""`planning.chances` in plain Python, which learns one draft at a time, and numpy."""
 
 from __future__ import annotations
 
@@ -74,11 +74,10 @@ class Bias:
         self.requests[rows] = 0.0
 
     def observe(self, rows: Ints, expected: Floats, accepted: Ints) -> None:
-        """Learn from expected and accepted tokens of D requests, [D] each."""
-        for row, *came in zip(rows, expected, accepted, strict=True):
-            self.requests[row] = REQUEST_MEMORY * self.requests[row] + came
-        self.everybody *= GLOBAL_MEMORY ** len(rows)
-        self.everybody += np.sum([expected, accepted], axis=1)
+        """Learn from expected and accepted tokens of D requests, [D] each, no row twice."""
+        came = np.stack([expected, accepted], axis=1)
+        self.requests[rows] = REQUEST_MEMORY * self.requests[rows] + came
+        self.everybody = GLOBAL_MEMORY ** len(rows) * self.everybody + came.sum(axis=0)
 
     def of_everybody(self) -> float:
         expected, accepted = self.everybody + BIAS_PRIOR_TOKENS

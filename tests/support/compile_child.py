@@ -3,6 +3,7 @@ of JSON for each compiled kernel."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -16,27 +17,21 @@ from typing import Any
 import vllm_dflash
 from emulated.interpreter import pretend_a_device
 
-ROOM = Path(vllm_dflash.__file__).parent / "engine/v2"
+PACKAGE = Path(vllm_dflash.__file__).parent
 TYPES = {
-    **dict.fromkeys(("slots", "newest", "drafts", "found_tokens", "tokens"), "*i64"),
-    **dict.fromkeys(("block_table", "query_start_loc", "seq_lens", "depths", "branches"), "*i32"),
-    **dict.fromkeys(("num_sampled", "num_rejected", "texts", "text_lens", "matches"), "*i32"),
-    **dict.fromkeys(("confidence", "block_confidence", "chances", "records"), "*fp32"),
-    **dict.fromkeys(("everybody", "sums", "outcomes", "rates", "trust", "knots"), "*fp32"),
-    "found_matches": "*i32",
-    **dict.fromkeys(("window", "found_table", "found_lens"), "*i32"),
-    **dict.fromkeys(("scale", "softcap"), "fp32"),
-    **dict.fromkeys(("sinks", "parts"), "*fp32"),
-    **dict.fromkeys(("ancestors", "best"), "*i64"),
-    "lengths": "*i32",
-    **dict.fromkeys(("logit_ends", "row_ends"), "*i32"),
-    **dict.fromkeys(("query", "cache", "output"), "*bf16"),
-    **dict.fromkeys(("found_parts", "log_sums"), "*fp32"),
-    **dict.fromkeys(("masks", "layers"), "*i64"),
-    **dict.fromkeys(("sizes", "paths", "path_lens", "rows"), "*i32"),
-    **dict.fromkeys(("may_branch", "parents", "chains", "cu_num_logits", "prefill_lens"), "*i32"),
-    **dict.fromkeys(("chain", "candidates", "likeliest", "positions", "drawn", "sampled"), "*i64"),
-    **dict.fromkeys(("chain_chances", "probabilities"), "*fp32"),
+    name: kind
+    for kind, names in {
+        "*i64": "slots newest drafts tokens found_tokens best masks layers chain candidates"
+        " likeliest positions drawn sampled",
+        "*i32": "block_table query_start_loc seq_lens depths num_sampled num_rejected texts"
+        " text_lens matches found_matches window found_table found_lens logit_ends row_ends sizes"
+        " paths path_lens rows may_branch parents chains cu_num_logits prefill_lens",
+        "*bf16": "query cache output",
+        "*fp32": "confidence block_confidence chances records everybody sums outcomes rates trust"
+        " knots sinks parts found_parts log_sums chain_chances probabilities",
+        "fp32": "scale softcap",
+    }.items()
+    for name in names.split()
 }
 """Types of arguments; the others are numbers."""
 KINDS = {"NO_DRAFTS": 0, "BLOCK": 1, "TEXT": 2}
@@ -139,25 +134,18 @@ CASES: dict[str, list[dict[str, Any]]] = {
 """Values fixed at compile time, and types that differ, by kernel."""
 
 
-def kernels() -> dict[str, Any]:
-    """Return all kernels of the room, without the functions that they call."""
-    from triton.runtime import JITFunction
-
-    found: dict[str, Any] = {}
-    called: set[str] = set()
-    for file in sorted(ROOM.rglob("*.py")):
-        if "triton.jit" not in file.read_text():
-            continue
-        place = ".".join(file.relative_to(ROOM).with_suffix("").parts)
-        members = vars(import_module(f"vllm_dflash.engine.v2.{place}"))
-        seen = {name: each for name, each in members.items() if isinstance(each, JITFunction)}
-        for name, each in seen.items():
-            if any(f"{name}(" in other.src for other in seen.values() if other is not each):
-                called.add(f"{each.__module__.rpartition('.')[2]}.{name}")
-            if each.__module__.endswith(f".{file.stem}"):
-                found[f"{file.stem}.{name}"] = each
-    for name in called:
-        found.pop(name, None)
+def launched_kernels() -> dict[str, Path]:
+    """Return the files of all kernels that are launched, not called by another kernel, by name."""
+    found: dict[str, Path] = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        source = file.read_text()
+        for each in ast.walk(ast.parse(source)):
+            if (
+                isinstance(each, ast.FunctionDef)
+                and any("triton.jit" in ast.unparse(one) for one in each.decorator_list)
+                and re.search(rf"\b{each.name}\[", source)
+            ):
+                found[each.name] = file
     return found
 
 
@@ -185,7 +173,10 @@ def main() -> None:
 
     from vllm_dflash.engine.v2.trees.tree_kernels import tile_of
 
-    all_kernels = kernels()
+    all_kernels: dict[str, Any] = {}
+    for name, file in launched_kernels().items():
+        place = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        all_kernels[f"{file.stem}.{name}"] = getattr(import_module(place), name)
     del backends["cpu"]  # it compiles nothing
     assert all_kernels.keys() == CASES.keys()
     for name, kernel in all_kernels.items():

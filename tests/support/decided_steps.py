@@ -136,7 +136,7 @@ class World:
         source = self.device.records[:, 0].tolist()
         for row, slot in enumerate(batch):
             predicted = tokens[row].tolist(), int(matches[row])
-            expected = self.by_hand.choose(
+            expected, likely = self.by_hand.choose(
                 slot,
                 sampled[row],
                 int(self.last_sampled[slot]),
@@ -145,9 +145,9 @@ class World:
                 predicted if has_text else None,
                 int(source[slot]),
             )
-            assert drafts[row].tolist() == expected.tokens
-            np.testing.assert_allclose(chances[row], expected.chances, rtol=1e-5, atol=1e-6)
-            self.chances.append((chances[row], expected.chances))
+            assert drafts[row].tolist() == expected
+            np.testing.assert_allclose(chances[row], likely, rtol=1e-5, atol=1e-6)
+            self.chances.append((chances[row], likely))
         assert drafts[count].tolist() == blocks[count].tolist()
         assert chances[count].tolist() == [UNTOUCHED] * width
         self.by_hand.check(self.device)

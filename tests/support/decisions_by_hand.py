@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -33,22 +35,6 @@ class Held:
         self.tokens.extend([0] * self.width)
 
 
-@dataclass
-class Chosen:
-    """Drafts of one request."""
-
-    tokens: list[int]
-    chances: list[float]
-
-
-def survival_of(chances: list[float]) -> list[float]:
-    found, alive = [], 1.0
-    for chance in chances:
-        alive *= chance
-        found.append(alive)
-    return found
-
-
 class DecisionsByHand:
     """Decisions for S slots with K drafts each."""
 
@@ -72,13 +58,14 @@ class DecisionsByHand:
         confidence: list[float] | None,
         found: tuple[list[int], int] | None,
         decided: int,
-    ) -> Chosen:
-        """Choose. `found`: tokens and match; `decided`: the device's choice, for close calls."""
+    ) -> tuple[list[int], list[float]]:
+        """Choose one request's drafts; return their tokens and chances. `found`: tokens and match;
+        `decided`: the device's choice, for close calls."""
         width, held = self.width, Held(self.width)
         self.slots[slot] = held
         held.tokens = [last] * width
         if not sampled:
-            return Chosen(given, [0.0] * width)
+            return given, [0.0] * width
         promises = [0.0, 0.0]
         corrected = [[0.0] * width, [0.0] * width]
         if confidence is not None:
@@ -86,7 +73,7 @@ class DecisionsByHand:
             sure = np.maximum(held.confidence, 0.0)
             rates = self.calibrations[0].acceptance(sure[None])[0]
             chances = [rate if one > 0 else 0.0 for rate, one in zip(rates, sure, strict=True)]
-            held.block_survival = survival_of(chances)
+            held.block_survival = [*accumulate(chances, mul)]
         if found is not None:
             tokens, held.match = found
             length = width if held.match else 0
@@ -98,7 +85,7 @@ class DecisionsByHand:
             trusted = [TRUST[min(held.match + one, len(TRUST) - 1)] for one in range(width)]
             rates = self.calibrations[1].acceptance(np.array([trusted]))[0]
             chances = [rate if one < length else 0.0 for one, rate in enumerate(rates)]
-            held.text_survival = survival_of(chances)
+            held.text_survival = [*accumulate(chances, mul)]
         for kind, survival in enumerate((held.block_survival, held.text_survival)):
             bias = self.biases[kind].of(np.array([slot]))[0]
             corrected[kind] = [min(one * bias, 1.0) for one in survival]
@@ -112,9 +99,7 @@ class DecisionsByHand:
             held.source, result = TEXT, held.tokens
         curve = corrected[int(uses_text)]
         before = [1.0, *curve[:-1]]
-        return Chosen(
-            result, [one / b if b > 0 else 0.0 for one, b in zip(curve, before, strict=True)]
-        )
+        return result, [one / b if b > 0 else 0.0 for one, b in zip(curve, before, strict=True)]
 
     def grade(
         self, slots: list[int], sampled: list[int], rejected: list[int], texts: list[list[int]]

@@ -20,7 +20,7 @@ from vllm_dflash.engine.v2.trees.tree_walk import walk
 from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
 
-SLOTS, VOCABULARY = 6, 9
+SLOTS, VOCABULARY = 10, 9
 
 
 class Grown:
@@ -125,11 +125,6 @@ class Grown:
                     drawn[ends[request] + 1 + tree.parents[node]] = tree.tokens[node]
         sampled = torch.full((count, 1 + nodes), -1, device=device)
         num_sampled = torch.full((count,), 99, device=device)
-        places = start + count + 3
-        depth = trees.paths.shape[1]
-        trees.paths = torch.zeros(places, depth, dtype=torch.int32, device=device)
-        trees.path_lens = torch.zeros(places, dtype=torch.int32, device=device)
-        trees.chains = torch.full((places, 2 + len(TREE_CUTS)), -1, device=device).int()
         slots, first, tokens = self.there(self.of_request, ends.astype(np.int32), drawn)
         walk(trees, slots, first, tokens, sampled, num_sampled, start=start)
         for request, tree in enumerate(self.by_hand):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.ahead_scheduler import OurBudget, Ours
+from support.ahead_scheduler import Fixed, OurBudget, Ours
 from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
-from support.simulated_pipeline import Fixed, Pipeline
+from support.simulated_pipeline import Pipeline
 from vllm_dflash.planning.ahead import AheadPlanner
 
 COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"

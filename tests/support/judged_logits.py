@@ -24,17 +24,6 @@ class Case:
     num_others: int = 4
 
 
-def judged(logits: torch.Tensor, num_rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and confidence of some rows, on the CPU; check that no later row is written."""
-    num_rows, device = len(logits) if num_rows is None else num_rows, logits.device
-    tokens = torch.full((len(logits) + 1,), UNTOUCHED, device=device)
-    confidence = torch.full((len(logits) + 1,), float(UNTOUCHED), device=device)
-    judge(logits, tokens[:num_rows], confidence[:num_rows])
-    assert (tokens[num_rows:] == UNTOUCHED).all()
-    assert (confidence[num_rows:] == UNTOUCHED).all()
-    return tokens[:num_rows].cpu(), confidence[:num_rows].cpu()
-
-
 def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
     """Return [Q, V], with gaps between the rows. In bfloat16, many have several maxima."""
     random = torch.Generator().manual_seed(0)
@@ -53,8 +42,8 @@ def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
     return logits.to(dtype)[:, :size]
 
 
-def candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the likeliest columns of each row, and their probabilities, on the CPU."""
+def check_candidates(logits: torch.Tensor, count: int) -> None:
+    """Compare the likeliest columns of each row, and their probabilities, with a stable sort."""
     shape = len(logits) + 1, count
     tokens = torch.full(shape, UNTOUCHED, device=logits.device)
     shares = torch.full(shape, float(UNTOUCHED), device=logits.device)
@@ -63,16 +52,11 @@ def candidates(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     assert (tokens[-1] == UNTOUCHED).all()
     assert (shares[-1] == UNTOUCHED).all()
     assert torch.equal(shares[:-1, 0], confidence)
-    return tokens[:-1].cpu(), shares[:-1].cpu()
-
-
-def check_candidates(logits: torch.Tensor, tokens: torch.Tensor, shares: torch.Tensor) -> None:
-    """Compare with a stable sort."""
-    for row, found, share in zip(logits.double().cpu(), tokens, shares, strict=True):
+    for row, found, share in zip(logits.double().cpu(), tokens.cpu(), shares.cpu(), strict=False):
         if not row.max().isfinite():
-            assert (found.tolist(), share.tolist()) == ([0] * len(found), [0.0] * len(found))
+            assert (found.tolist(), share.tolist()) == ([0] * count, [0.0] * count)
             continue
-        order = row.sort(descending=True, stable=True).indices[: len(found)]
+        order = row.sort(descending=True, stable=True).indices[:count]
         expected = (row[order] - row.logsumexp(0)).exp()
         torch.testing.assert_close(share.double(), expected, rtol=1e-4, atol=1e-30)
         is_there = expected > 0
@@ -80,15 +64,21 @@ def check_candidates(logits: torch.Tensor, tokens: torch.Tensor, shares: torch.T
         assert ((found >= 0) & (found < len(row))).all()
 
 
-def compare(
-    case: Case, *, device: torch.device | str, dtype: torch.dtype
+def compare_confidence(
+    logits: torch.Tensor, num_rows: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logarithms of confidence, so that all digits of small ones count; tokens are exact."""
-    logits = logits_of(case, dtype)
+    """Return logarithms of confidence of some rows, found and expected, so that all digits of small
+    ones count. Tokens are exact, and no later row is written."""
+    num_rows, device = len(logits) if num_rows is None else num_rows, logits.device
+    tokens = torch.full((len(logits) + 1,), UNTOUCHED, device=device)
+    confidence = torch.full((len(logits) + 1,), float(UNTOUCHED), device=device)
+    judge(logits, tokens[:num_rows], confidence[:num_rows])
+    assert (tokens[num_rows:] == UNTOUCHED).all()
+    assert (confidence[num_rows:] == UNTOUCHED).all()
     found = []
     expected = []
-    tokens, confidence = judged(logits.to(device))
-    for row, token, sure in zip(logits.double(), tokens.tolist(), confidence.tolist(), strict=True):
+    rows = logits[:num_rows].double().cpu()
+    for row, token, sure in zip(rows, tokens.tolist(), confidence.tolist(), strict=False):
         best = row.max()
         if not best.isfinite():  # NaN, too
             assert (token, sure) == (0, 0.0)
@@ -98,8 +88,16 @@ def compare(
         assert token == int((row == best).nonzero()[0])
         found.append(float(torch.tensor(sure, dtype=torch.float64).log()))
         expected.append(float(best - row.logsumexp(0)))
-    check_candidates(logits, *candidates(logits.to(device), MOST_CANDIDATES))
     return torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64)
+
+
+def compare(
+    case: Case, *, device: torch.device | str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compare the likeliest tokens, and then the likeliest one."""
+    logits = logits_of(case, dtype).to(device)
+    check_candidates(logits, MOST_CANDIDATES)
+    return compare_confidence(logits)
 
 
 CONFIDENCE = Oracle(

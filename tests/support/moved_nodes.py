@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
-from support.tree_rows import Batch
-from vllm_dflash.engine.v2.trees.tree_move import CachedLayer, CacheMover, Paths, move_rows
+from vllm_dflash.config.speculative_settings import MOST_NODES
+from vllm_dflash.engine.v2.trees.tree_move import CachedLayer, CacheMover, move_rows
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
 @dataclass
@@ -49,22 +52,22 @@ def compare(
     counts = [max(path, default=-1) + 1 + int(random.integers(0, 4)) for path in paths]
     starts = np.cumsum([0, *(1 + count for count in counts)])
     seq_lens = [context + 1 + count for context, count in zip(contexts, counts, strict=True)]
-    most_nodes = max(*counts, 1)
-    nodes = torch.full((len(paths) + 4, most_nodes), 99_999, dtype=torch.int32)
-    lengths = torch.zeros(len(nodes), dtype=torch.int32)
+    most_nodes = min(max(*counts, 1), MOST_NODES)
+    trees = TreeSlots(len(paths) + 4, most_nodes, most_nodes, torch.device(device))
+    trees.paths.fill_(99_999)
     for request, path in enumerate(paths):
-        nodes[request, : len(path)] = torch.tensor(path)
-        lengths[request] = len(path)
-    accepted = Paths(nodes.to(device), lengths.to(device))
+        trees.paths[request, : len(path)] = torch.tensor(path)
+        trees.path_lens[request] = len(path)
     ends = torch.from_numpy(np.array([*starts, starts[-1], starts[-1]], np.int32)).to(device)
     lens = torch.tensor([*seq_lens, 0, 0], dtype=torch.int32, device=device)
+    batch: Any = SimpleNamespace(query_start_loc=ends, seq_lens=lens)
 
     layers, expected = [], []
     for layer in case.layers:
         size = layer.block_size
         needed = [-(-length // size) for length in seq_lens]
         blocks = random.permutation(np.arange(1, sum(needed) + 1))
-        table = np.zeros((len(nodes), max(needed) + 2), np.int32)
+        table = np.zeros((len(trees.paths), max(needed) + 2), np.int32)
         for request, owned in enumerate(np.split(blocks, np.cumsum(needed)[:-1])):
             table[request, : len(owned)] = owned
             table[request, : max(contexts[request] - 8, 0) // size] = 0  # as before a window
@@ -83,15 +86,15 @@ def compare(
                 goal, source = int(table[request, goal]), int(table[request, source])
                 wanted[goal, :, to] = cache[source, :, at]
         expected.append(wanted.float().cpu())
-        layers.append(CachedLayer(cache, torch.from_numpy(table).to(device)))
-    CacheMover([*layers, layers[0]]).move(accepted, Batch(ends, lens, layers[0].block_table))
+        layers.append(CachedLayer("", cache, torch.from_numpy(table).to(device), size))
+    CacheMover([*layers, layers[0]]).move(trees, batch)
     found = [layer.kv_cache.float().cpu() for layer in layers]
 
     rows = torch.randn(int(starts[-1]) + 2, case.width).to(device, dtype)
     wanted = rows.clone()
     for start, path in zip(starts.tolist(), paths, strict=False):
         wanted[start + 1 : start + 1 + len(path)] = rows[[start + 1 + node for node in path]]
-    move_rows(rows, accepted, ends)
+    move_rows(rows, trees, ends)
     found.append(rows.float().cpu())
     expected.append(wanted.float().cpu())
     return (torch.cat([each.flatten() for each in whole]) for whole in (found, expected))  # type: ignore[return-value]

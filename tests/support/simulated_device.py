@@ -10,17 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from support.chances_by_hand import Bias
 from support.recorded_drafts import RecordedDrafts
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.chances import (
-    AGREEMENT,
-    BIAS_PRIOR_TOKENS,
-    CONFIDENCE_KNOTS,
-    GLOBAL_MEMORY,
-    REQUEST_MEMORY,
-    TRUST,
-    Chances,
-)
+from vllm_dflash.planning.chances import AGREEMENT, CONFIDENCE_KNOTS, TRUST, Chances
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Learned, Outcomes
 
 
@@ -46,7 +39,7 @@ class SimulatedDevice:
         self._confidence, self._of_block, self._of_text, self.chances = np.zeros(
             (4, num_slots, self.width)
         )
-        self._bias = np.zeros((2, num_slots + 1, 2))
+        self._biases = Bias(num_slots), Bias(num_slots)
         self._rates = np.stack([Chances.of(self.width, 0).rates] * 2)
 
     def learn(self, learned: Learned) -> None:
@@ -58,7 +51,8 @@ class SimulatedDevice:
         self.source[slots] = NO_DRAFTS
         self._length[slots] = 0
         self.chances[slots] = 0.0
-        self._bias[:, slots] = 0.0
+        for bias in self._biases:
+            bias.forget(slots)
 
     def verify(self, slots: Ints, given: Ints, budget: int | None, is_fresh: Bools) -> Verified:
         """Verify the drafts of R requests, grade them, and go on in their texts.
@@ -100,10 +94,7 @@ class SimulatedDevice:
         self, kind: int, slots: Ints, survival: Floats, compared: Ints, accepted: Ints
     ) -> None:
         within = np.arange(self.width) < compared[:, None]
-        came = np.stack([(survival[slots] * within).sum(axis=1), accepted], axis=1)
-        bias = self._bias[kind]
-        bias[slots] = REQUEST_MEMORY * bias[slots] + came
-        bias[-1] = GLOBAL_MEMORY ** len(slots) * bias[-1] + came.sum(axis=0)
+        self._biases[kind].observe(slots, (survival[slots] * within).sum(axis=1), accepted)
 
     def choose(self, slots: Ints, *, runs_block: bool) -> None:
         """Choose the source of R requests' drafts, and how likely each draft is to be accepted."""
@@ -122,11 +113,8 @@ class SimulatedDevice:
             trust = TRUST[np.minimum(sure[:, None] + draft, len(TRUST) - 1)]
             survival[1] = self._survival_of(1, trust) * (draft < length[:, None])
         self._of_block[slots], self._of_text[slots] = survival
-        for kind, bias in enumerate(self._bias):
-            prior = BIAS_PRIOR_TOKENS
-            everybody = (bias[-1, 1] + prior) / (bias[-1, 0] + prior)
-            own = (bias[slots, 1] + prior * everybody) / (bias[slots, 0] + prior)
-            corrected[kind] = np.minimum(survival[kind] * own[:, None], 1.0)
+        for kind, bias in enumerate(self._biases):
+            corrected[kind] = np.minimum(survival[kind] * bias.of(slots)[:, None], 1.0)
         is_text = corrected[1].sum(axis=1) > corrected[0].sum(axis=1)
         chosen = np.where(is_text[:, None], corrected[1], corrected[0])
         self.source[slots] = np.where(is_text, TEXT, BLOCK if runs_block else NO_DRAFTS)

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from support.ahead_scheduler import Fixed, OurBudget, Ours, Scheduled
 from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
 from support.simulated_device import SimulatedDevice, Verified
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Bools, Ints
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention
-from vllm_dflash.planning.step import Learned
 
 ROOM = 16
 """Recorded tokens after the place where a request leaves a text: drafts made there are graded along
@@ -30,78 +29,15 @@ CHAPTERS = 4
 """Texts that a request goes through, one after the other, before it ends."""
 
 
-class Directed(NamedTuple):
-    """A scheduler's decisions for a step of R requests."""
-
-    places: Ints
-    """Places for each request's drafts in the next step, [R]."""
-    runs_block: bool
-    min_verified: int = 0
-    learned: Learned | None = None
-
-
-class Scheduled(NamedTuple):
-    """A step as it goes to the device."""
-
-    names: list[str]
-    is_fresh: Bools
-    """Whether each request has just arrived, [R]."""
-    others: Ints
-    """Rows of each request that are not drafts, [R]."""
-    given: Ints
-    """Places for each request's drafts, [R]."""
-    context: Ints
-    """Context tokens of each request, [R]."""
-    directed: Directed
-    """Decisions for what comes after it."""
-
-
-class Scheduler(Protocol):
-    """The scheduler that the pipeline needs."""
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether it does speculative decoding."""
-
-    def schedule(self, names: list[str], context: Ints) -> Directed:
-        """Schedule a step's R requests."""
-
-    def update(self, scheduled: Scheduled, verified: Verified) -> None:
-        """Take the output of a step."""
-
-
-class Budget(Protocol):
-    """Decides how many drafts are verified, if the device trims them."""
-
-    def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
-        """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
-
-
-@dataclass
-class Fixed:
-    """Always drafts blocks of the same length."""
-
-    length: int
-
-    @property
-    def may_draft(self) -> bool:
-        return self.length > 0
-
-    def schedule(self, names: list[str], context: Ints) -> Directed:
-        return Directed(np.full(len(names), self.length), self.length > 0)
-
-    def update(self, scheduled: Scheduled, verified: Verified) -> None: ...
-
-
 @dataclass
 class Pipeline:
     """R requests that decode; some end and are followed by others."""
 
-    scheduler: Scheduler
+    scheduler: Fixed | Ours
     drafts: RecordedDrafts
     num_requests: int
     costs: CostTable
-    budget: Budget | None = None
+    budget: OurBudget | None = None
     """Set if the device trims drafts."""
     looks_up: bool = False
     captured: tuple[int, ...] | None = None
@@ -166,28 +102,28 @@ class Pipeline:
         else:
             others[fresh] = self.drafts.prompt_lengths[device.text[fresh]]
         context, names = self.context(), self.names.copy()
-        directed = self.scheduler.schedule(names, context)
-        scheduled = Scheduled(names, fresh.copy(), others, given, context, directed)
-        if directed.learned is not None:
-            device.learn(directed.learned)
+        ahead, learned = self.scheduler.schedule(names, context)
+        scheduled = Scheduled(names, fresh.copy(), others, given, context, ahead, learned)
+        if learned is not None:
+            device.learn(learned)
         budget = None
         if self.budget is not None:
             self._chances[0][fresh] = 0.0
             budget = self.budget.drafts(scheduled, slots, self._chances[0])
         verified = device.verify(slots, given, budget, fresh)
         self.admitted.append(verified.admitted)
-        self.block_steps.append(directed.runs_block)
+        self.block_steps.append(ahead.runs_block)
         ended = self._turn_pages()
-        device.choose(slots, runs_block=directed.runs_block)
+        device.choose(slots, runs_block=ahead.runs_block)
         self._chances.append(device.chances.copy())
         ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
-        if directed.runs_block:
+        if ahead.runs_block:
             seconds = float(self.draft.at(self.num_requests * (1 + self.drafts.width)))
             seconds += self.attention.block * context.sum()
             self._device_free += seconds * self._noise()
         self._under_way.append((scheduled, verified, ended, ready))
-        self._places = np.minimum(directed.places, self.drafts.width)
+        self._places = np.minimum(ahead.lengths, self.drafts.width)
         self._is_fresh = np.zeros(self.num_requests, bool)
 
     def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.trees.tree_context import attend_to_context
 from vllm_dflash.engine.v2.trees.tree_kernels import Scores
 from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 BLOCK_SIZE = 16
 UNTOUCHED = 7.0
@@ -42,21 +44,16 @@ class Case:
 
 
 @dataclass
-class Trees:
-    """Trees of all slots, and the part of the batch's metadata that our kernels read."""
-
-    slots: torch.Tensor
-    masks: torch.Tensor
-    sizes: torch.Tensor
-
-
-@dataclass
 class Batch:
-    """vLLM's metadata of a batch."""
+    """vLLM's metadata of a batch, as far as they are read."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    max_num_splits: int = 0
 
 
 def random_tree(count: int, random: np.random.Generator) -> list[int]:
@@ -96,20 +93,22 @@ def attention(
     values: torch.Tensor,
     seen: torch.Tensor,
     scores: Scores,
-) -> torch.Tensor:
-    """Return attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S]."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention of rows [T, H, D] to keys [S, K/V heads, D], where `seen` [T, S], and the
+    logarithms of the sums of weights, without sinks, [H, T]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
     weights = torch.einsum("thd,shd->hts", query, keys) * scores.scale
     if scores.softcap:
         weights = scores.softcap * torch.tanh(weights / scores.softcap)
     weights = weights.masked_fill(~seen, -torch.inf)
+    log_sums = weights.logsumexp(dim=-1)
     if scores.sinks is not None:
         sinks = scores.sinks[:, None, None].expand(-1, len(query), 1)
         weights = torch.cat([weights, sinks], dim=-1).softmax(dim=-1)[..., :-1]
     else:
         weights = weights.softmax(dim=-1)
-    return torch.einsum("hts,shd->thd", weights, values)
+    return torch.einsum("hts,shd->thd", weights, values), log_sums
 
 
 @dataclass
@@ -119,7 +118,7 @@ class Made:
     query: torch.Tensor
     kv_cache: torch.Tensor
     batch: Batch
-    trees: Trees
+    trees: TreeSlots
     scores: Scores
     expected: torch.Tensor
 
@@ -127,7 +126,11 @@ class Made:
         """Return the same on a device, with numbers of this dtype."""
 
         def moved(whole: Any) -> Any:
-            return type(whole)(**{name: each.to(device) for name, each in vars(whole).items()})
+            found = copy(whole)
+            for name, each in vars(whole).items():
+                if isinstance(each, torch.Tensor):
+                    setattr(found, name, each.to(device))
+            return found
 
         sinks = self.scores.sinks
         return Made(
@@ -160,15 +163,18 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
     expected = torch.full_like(query, UNTOUCHED)
 
     slots = random.permutation(2 * len(requests) + 2)[: len(requests)]
-    masks = torch.full((2 * len(requests) + 2, case.most_nodes), -1, dtype=torch.int64)
-    sizes = torch.full((len(masks),), 3, dtype=torch.int32)  # of other slots
+    trees = TreeSlots(2 * len(requests) + 2, 1, case.most_nodes, torch.device("cpu"))
+    trees.masks.fill_(-1)
+    trees.sizes.fill_(3)  # of other slots
+    trees.slots.fill_(-(10**9))  # after the batch's requests
+    trees.slots[: len(requests)] = torch.from_numpy(slots)
     taken = 0
     for number, (request, slot) in enumerate(zip(requests, slots.tolist(), strict=True)):
         count = request.nodes
         parents = random_tree(count, random) if request.has_tree else list(range(-1, count - 1))
-        sizes[slot] = max(count, 1) if request.has_tree else 0
+        trees.sizes[slot] = max(count, 1) if request.has_tree else 0
         if request.has_tree:
-            masks[slot, :count] = torch.tensor(list(map(mask_of, ways(parents))))
+            trees.masks[slot, :count] = torch.tensor(list(map(mask_of, ways(parents))))
         own = blocks[taken : taken + needed[number]]
         taken += needed[number]
         table[number, : len(own)] = own
@@ -182,16 +188,17 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
         rows = slice(starts[number], starts[number + 1])
         if case.everybody or request.has_tree:
             seen = visible(request.context, parents, case.window)
-            expected[rows] = attention(query[rows], k, v, seen, scores)
+            expected[rows], _ = attention(query[rows], k, v, seen, scores)
     ends = np.array([*starts, starts[-1], starts[-1]], np.int32)
     batch = Batch(
         torch.from_numpy(ends),
         torch.tensor([*seq_lens, 0, 0], dtype=torch.int32),
         torch.from_numpy(table),
+        num_actual_tokens=int(starts[-1]),
+        max_query_len=max(1 + request.nodes for request in requests),
+        max_seq_len=max(seq_lens),
     )
-    of_batch = torch.full((len(requests) + 3,), -(10**9))
-    of_batch[: len(requests)] = torch.from_numpy(slots)
-    return Made(query, cache, batch, Trees(of_batch, masks, sizes), scores, expected)
+    return Made(query, cache, batch, trees, scores, expected)
 
 
 def attend(

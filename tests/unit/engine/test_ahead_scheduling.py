@@ -29,7 +29,6 @@ from vllm_dflash.engine.v2.exchange import (
 )
 from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes, StepRecord
 
 KINDS = [DFlashAsyncScheduler, DFlashSyncScheduler]
@@ -40,10 +39,15 @@ def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+def bare(monkeypatch: pytest.MonkeyPatch, kind: Any = DFlashAsyncScheduler, **engine: Any) -> Any:
+    """Return a scheduler without vLLM's below it."""
+    take_vllm_out(monkeypatch, is_async=kind is DFlashAsyncScheduler, **engine)
+    return kind()
+
+
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch, kind: Any) -> Any:
-    take_vllm_out(monkeypatch, 7, is_async=kind is DFlashAsyncScheduler)
-    return kind()
+    return bare(monkeypatch, kind)
 
 
 @pytest.fixture
@@ -68,6 +72,18 @@ def plans(
     return asked
 
 
+def schedule(scheduler: Any, *names: str) -> Any:
+    """Schedule a step in which each request has one row."""
+    scheduled, _ = step(dict.fromkeys(names, 0), {})
+    scheduler._update_after_schedule(scheduled)
+    return scheduled
+
+
+def places_behind(scheduler: Any, *names: str) -> int:
+    places: int = schedule(scheduler, *names).num_spec_tokens_to_schedule
+    return places
+
+
 def test_without_a_planner_a_step_with_room_for_drafts_runs_a_block() -> None:
     scheduled = SchedulerOutput.make_empty()
     for places in (0, 1, 7):
@@ -76,8 +92,7 @@ def test_without_a_planner_a_step_with_room_for_drafts_runs_a_block() -> None:
 
 
 def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) -> None:
-    scheduled, _ = step({str(number): 0 for number in range(64)}, {})
-    scheduler._update_after_schedule(scheduled)
+    scheduled = schedule(scheduler, *map(str, range(64)))
     assert scheduled.num_spec_tokens_to_schedule == 7
     assert directions_of(scheduled) == Directions(runs_block=True)
 
@@ -97,34 +112,24 @@ def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyP
     """They say whether a block runs; the step has places for the most drafts of any request."""
     for runs_block in (True, False):
         plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block, min_verified=2)
-        scheduled, _ = step(dict.fromkeys("abcd", 0), {})
-        scheduler._update_after_schedule(scheduled)
+        scheduled = schedule(scheduler, *"abcd")
         assert scheduled.num_spec_tokens_to_schedule == 3
         assert directions_of(scheduled) == Directions(runs_block, min_verified=2)
     plans(monkeypatch, 0, 0, 0, 0, runs_block=False)
-    scheduler._update_after_schedule(scheduled)
-    assert scheduled.num_spec_tokens_to_schedule == 0
-
-
-def places_behind(scheduler: Any, *names: str) -> int:
-    scheduled, _ = step(dict.fromkeys(names, 0), {})
-    scheduler._update_after_schedule(scheduled)
-    return scheduled.num_spec_tokens_to_schedule
+    assert places_behind(scheduler, *"abcd") == 0
 
 
 @pytest.mark.parametrize("is_fair", [False, True])
 def test_plans_are_for_the_users_objective(monkeypatch: pytest.MonkeyPatch, is_fair: bool) -> None:
-    take_vllm_out(monkeypatch, 7, is_fair=is_fair)
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler = bare(monkeypatch, is_fair=is_fair)
     assert scheduler.planner.fair == scheduler.planner.forecast._fair == is_fair
 
 
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number with the best rate for what rows take. All places if the device trims or nothing
     is planned; a chain's without a block, or if a worker says that all drafts are chains."""
-    take_vllm_out(monkeypatch, 7, tree_nodes=31)
-    monkeypatch.setattr(Scheduler, "requests", {"a": request()})
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler = bare(monkeypatch, tree_nodes=31)
+    scheduler.requests = {"a": request()}
     assert places_behind(scheduler, "a") == 31
     ahead = PlanAhead(np.array([3]), runs_block=True, rate=240.0, promise=3.0)
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
@@ -156,20 +161,15 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
 ) -> None:
     """vLLM 0.32 subtracts a block's tokens from a step for each request. It would count a tree's
     nodes twice, and leave out the requests that come last."""
-    take_vllm_out(monkeypatch, 7, tree_nodes=31)
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler = bare(monkeypatch, tree_nodes=31)
     assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
     assert scheduler.num_spec_tokens == 31
-    names = [*map(str, range(16))]
-    monkeypatch.setattr(Scheduler, "requests", {name: request() for name in names})
+    scheduler.requests = {str(number): request() for number in range(16)}
     limit = scheduler.vllm_config.scheduler_config
     scheduler.vllm_config.speculative_config.max_num_new_slots_for_drafting = kept
     for rows, places in ((1 + 31, 31), (1 + 20, 20), (1 + 7, 7)):
-        budget = 16 * (rows + kept)
-        limit.max_num_batched_tokens = budget
-        scheduled, _ = step(dict.fromkeys(names, 0), dict.fromkeys(names, 1))
-        scheduler._update_after_schedule(scheduled)
-        assert scheduled.num_spec_tokens_to_schedule == places
+        limit.max_num_batched_tokens = 16 * (rows + kept)
+        assert places_behind(scheduler, *scheduler.requests) == places
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
     monkeypatch: pytest.MonkeyPatch, of_vllm: int, asked: int | None, active: int
 ) -> None:
     """Blocks have 8 rows and trees 32; there are up to 1024 requests, in steps of 8192 rows."""
-    take_vllm_out(monkeypatch, 7, tree_nodes=31)
+    take_vllm_out(monkeypatch, tree_nodes=31)
     monkeypatch.setattr(Mode.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
     Scheduler.vllm_config.scheduler_config.max_num_seqs = 1024
@@ -194,12 +194,11 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five requests, in the step's own order. An inner one gets none, one is in its prompt, one is
     at its limit, and one was just admitted."""
-    take_vllm_out(monkeypatch, 7)
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler = bare(monkeypatch)
     requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
     requests["p"] = request(200)  # in its prompt: vLLM gives it no places
     requests["e"] = request(MAX_LEN - 4, places=5)
-    monkeypatch.setattr(Scheduler, "requests", requests)
+    scheduler.requests = requests
     asked = plans(monkeypatch, 1, 3, 0, 5, 4)
     scheduled, _ = step(dict.fromkeys("enbpa", 0), {}, {"e": 1, "n": 1, "b": 6, "p": 30, "a": 2})
     scheduler._update_after_schedule(scheduled)
@@ -216,13 +215,12 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
     monkeypatch: pytest.MonkeyPatch, of_drafter: int, of_target: int
 ) -> None:
     """Drafts that fit after this much context, including this step's token."""
-    take_vllm_out(monkeypatch, 7)
+    take_vllm_out(monkeypatch)
     monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: of_drafter)
     monkeypatch.setattr(Scheduler, "max_model_len", of_target)
     contexts = {"a": 50, "b": 100, "c": 104, "d": 107, "e": 200}
-    requests = {name: request(context) for name, context in contexts.items()}
-    monkeypatch.setattr(Scheduler, "requests", requests)
-    scheduler = DFlashAsyncScheduler()
+    scheduler: Any = DFlashAsyncScheduler()
+    scheduler.requests = {name: request(context) for name, context in contexts.items()}
     asked = plans(monkeypatch, *[0] * 5)
     places_behind(scheduler, *contexts)
     ((_, _, limits, _),) = asked
@@ -239,16 +237,12 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
     ],
 )
 def test_nothing_is_drafted_that_nobody_could_use(
-    monkeypatch: pytest.MonkeyPatch, requests: list[Any], is_planned: bool
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch, requests: list[Any], is_planned: bool
 ) -> None:
-    take_vllm_out(monkeypatch, 7)
-    scheduler: Any = DFlashAsyncScheduler()
     scheduler.planner.start(straight_costs(), range(8))
-    names = [str(number) for number in range(len(requests))]
-    monkeypatch.setattr(Scheduler, "requests", dict(zip(names, requests, strict=True)))
+    scheduler.requests = {str(number): each for number, each in enumerate(requests)}
     asked = plans(monkeypatch, *[7] * len(requests))
-    scheduled, _ = step(dict.fromkeys(names, 0), {})
-    scheduler._update_after_schedule(scheduled)
+    scheduled = schedule(scheduler, *scheduler.requests)
     assert bool(asked) == is_planned
     assert directions_of(scheduled).runs_block == is_planned
     assert directions_of(scheduled).could_draft == is_planned
@@ -258,8 +252,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
 
 def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """If scheduling waits for them. The worker's batch has an order of its own."""
-    take_vllm_out(monkeypatch, 7, is_async=False)
-    scheduler: Any = DFlashSyncScheduler()
+    scheduler = bare(monkeypatch, DFlashSyncScheduler)
     scheduler.requests = {name: request() for name in "cab"}
 
     def take(scheduler: Any, drafts: DraftTokenIds) -> None:
@@ -273,7 +266,7 @@ def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatc
         ((3, 3, 3), [[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
     ):
         plans(monkeypatch, *lengths)
-        scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
+        schedule(scheduler, *"abc")
         scheduler.update_draft_token_ids(drafts)
         assert [each.spec_token_ids for each in scheduler.requests.values()] == taken
 
@@ -289,8 +282,7 @@ def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
     )
     told = []
     for number in range(100):
-        scheduled, _ = step({"a": 0}, {"a": 1})
-        scheduler._update_after_schedule(scheduled)
+        scheduled = schedule(scheduler, "a")
         scheduler.statistics.probes = number
         if (learned := directions_of(scheduled).learned) is not None:
             told.append(number)
@@ -490,21 +482,20 @@ def test_steps_are_judged_by_their_contexts(
 ) -> None:
     """The context of a request that was aborted while its step ran is no longer known."""
     asked = plans(monkeypatch, 0, 0, 0)
-    scheduler._update_after_schedule(step(dict.fromkeys("abc", 0), {})[0])
+    schedule(scheduler, *"abc")
     assert asked[0][1].tolist() == [CONTEXT_TOKENS + 1] * 3
-    requests = {"b": SimpleNamespace(num_computed_tokens=7)}
-    monkeypatch.setattr(Scheduler, "requests", requests)
+    scheduler.requests = {"b": SimpleNamespace(num_computed_tokens=7)}
     scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
     assert observed[0][0].context_lens.tolist() == [0, 7]
 
 
 def test_a_step_that_outlived_one_of_its_requests_teaches_no_times(
-    scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
+    scheduler: Any, observed: list[Any]
 ) -> None:
     """An asynchronous step usually starts before it is known that the request has ended."""
     both = {name: SimpleNamespace(num_computed_tokens=7) for name in "ab"}
     for requests in (both, both, {"b": both["b"]}, both):
-        monkeypatch.setattr(Scheduler, "requests", requests)
+        scheduler.requests = requests
         scheduler.update_from_output(*step({"a": 0, "b": 0}, {"a": 1, "b": 1}))
     timed = [seen.target_seconds > 0.0 for seen, _ in observed]
     assert timed == [False, True, False, True]  # there was no step before the first
@@ -512,8 +503,7 @@ def test_a_step_that_outlived_one_of_its_requests_teaches_no_times(
 
 def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each size up to the tree's own. The device reports in an order of its own."""
-    take_vllm_out(monkeypatch, 7, tree_nodes=31)
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler = bare(monkeypatch, tree_nodes=31)
     scheduled, output = step({"a": 15, "b": 15}, {"b": 3, "a": 5})
     table = np.zeros((2, 8 + 3 + 7))
     table[:, 0], table[:, 1] = BLOCK, 15
@@ -528,10 +518,7 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan also applies to the steps before the next one, and to requests that are new in them.
     The outputs of those steps are counted, and teach nothing."""
-    is_due = Cadence.is_due
-    take_vllm_out(monkeypatch, 7)
-    monkeypatch.setattr(Cadence, "is_due", is_due)
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler = bare(monkeypatch, plans_every_step=False)
     scheduler.planner.start(profiled_costs(), [7], trims=True)
     scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # plan one step of ten
     planned, observed = [], []
@@ -562,18 +549,14 @@ def test_between_two_plans_requests_at_their_ends_are_no_measure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each request has what its own room allows. A plan made while none has room does not count."""
-    is_due = Cadence.is_due
-    take_vllm_out(monkeypatch, 7)
-    monkeypatch.setattr(Cadence, "is_due", is_due)
-    scheduler: Any = DFlashAsyncScheduler()  # lengths are K until the planner is started
+    scheduler = bare(monkeypatch, plans_every_step=False)  # K until the planner is started
     scheduler._is_fixed = True
     scheduler._cadence.observe(planning_seconds=1.0, step_seconds=1.0)
     found = []
     for rooms in ([0, 0], [3, 0], [3, 9], [9, 1]):
         requests = {f"r{i}": request(MAX_LEN - room - 3) for i, room in enumerate(rooms)}
-        monkeypatch.setattr(Scheduler, "requests", requests)
-        scheduled, _ = step(dict.fromkeys(requests, 0), dict.fromkeys(requests, 1))
-        scheduler._update_after_schedule(scheduled)
+        scheduler.requests = requests
+        scheduled = schedule(scheduler, *requests)
         length = scheduled.num_spec_tokens_to_schedule
         places = scheduler._places or dict.fromkeys(requests, length)
         found.append((directions_of(scheduled).is_anew, [*places.values()]))

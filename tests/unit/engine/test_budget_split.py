@@ -17,10 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
 from vllm_dflash.engine.v2.budget_split import FEW, split
 from vllm_dflash.engine.v2.trimming import TELLS_HOST, DraftBudget
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 BONUS = 1
 
 

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from support.decided_steps import World
 from vllm_dflash.engine.v2.grading import TILE
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 CPU = torch.device("cpu")
 WIDTHS = st.sampled_from([1, 3, 7, 15])
 SEEDS = st.integers(0, 2**32 - 1)

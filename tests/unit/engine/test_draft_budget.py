@@ -27,7 +27,8 @@ PROMPTS = np.array([200, 9000, 50, 450, 90, 250], np.int32)
 
 
 def bare(chances: float | Floats = 0.5, *, fair: bool = False) -> Any:
-    """A budget of six slots; `chances` are those that have arrived on the host, [6, 3]."""
+    """A budget of six slots, with costs; `chances` are those that have arrived on the host,
+    [6, 3]."""
     states = SimpleNamespace(
         max_num_reqs=SLOTS,
         req_id_to_index=PLACES,
@@ -43,6 +44,7 @@ def bare(chances: float | Floats = 0.5, *, fair: bool = False) -> Any:
     )
     stream: Any = None
     budget = DraftBudget.instead_of(whole, K, stream, fair=fair)
+    budget.costs = straight_costs()
     for step, sent in ((-2, chances), (-1, 9), (0, 9)):
         values = torch.from_numpy(np.full((SLOTS, K), sent, np.float32))
         budget._sent.append(Sent(step, False, HostCopy(values)))
@@ -94,7 +96,6 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     random = np.random.default_rng(0)
     chances = random.random((SLOTS, K)).astype(np.float32)
     budget, recent = bare(chances), RecentChances(SLOTS, K)
-    budget.costs = costs = straight_costs()
     budget.begin_step(Directions(runs_block, window=Window(100, 100, 0)))
     budget.add_request(PLACES["new"])
     assert budget.get_num_tokens(ROWS, DRAFTS) == 64 + 5
@@ -105,7 +106,7 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     )
     ((*what, scores, steps, most, min_verified),) = asked
     attended = float(sum(min(COMPUTED[slot], 100) for slot in PLACES.values()))
-    assert what == [costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block, attended)]
+    assert what == [budget.costs, Load(4, 64, 949.0, 449 / 3, 5 * (1 + K) * runs_block, attended)]
     assert (most, min_verified) == (7, 0)
     known = np.array([4, 3, 5])  # for the others, the host has another request's chances, or none
     recent.add(known, chances[known])
@@ -119,7 +120,6 @@ def test_chances_of_a_step_are_pooled_once(
 ) -> None:
     """Several steps may be planned anew before the next chances have arrived."""
     budget, added = bare(), []
-    budget.costs = straight_costs()
     while len(budget._sent) > 1:
         budget._sent.pop()
     monkeypatch.setattr(RecentChances, "add", lambda _, slots, chances: added.append(len(slots)))
@@ -132,7 +132,7 @@ def test_chances_of_a_step_are_pooled_once(
 
 def test_no_more_than_there_is_room_for(asked: list[Any]) -> None:
     budget = bare()
-    budget.costs, budget._max_total_logits = straight_costs(), 5 + 6
+    budget._max_total_logits = 5 + 6
     budget.get_num_tokens(ROWS, DRAFTS)
     assert asked[0][4] == 6
 
@@ -145,7 +145,6 @@ def test_without_drafts_nobody_asks(
     asked: list[Any], rows: dict[str, int], drafts: dict[str, list[int]]
 ) -> None:
     budget = bare()
-    budget.costs = straight_costs()
     assert budget.get_num_tokens(rows, drafts) == sum(rows.values())
     assert budget._batch_budget[2] == 0
     assert not asked
@@ -154,7 +153,6 @@ def test_without_drafts_nobody_asks(
 def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
     """Drafts are never right here. A step's directions apply to the drafts that it makes."""
     budget = bare(0.0)
-    budget.costs = straight_costs()
     found = [
         decode(budget, Directions(runs_block=True, min_verified=each), 0.0)
         for each in (0,) * 60 + (2, 0, 0)
@@ -165,7 +163,6 @@ def test_it_may_be_nothing_and_a_probe_is_verified_a_step_later() -> None:
 def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
     """Chances are then not sent to the host."""
     budget = bare()
-    budget.costs = straight_costs()
     for chance in (0.0, 1.0):  # seen by the plan; the steps after it do not look
         planned = [decode(budget, Directions(runs_block=True), chance) for _ in range(60)]
         sent = len(budget._sent)
@@ -195,7 +192,6 @@ def test_chances_of_steps_without_a_block_are_not_those_of_blocks() -> None:
     """After them no draft is likely, unless a text predicts it. The host has the chances of three
     steps ago, and decides about the drafts of the last step."""
     budget = bare(0.0)
-    budget.costs = straight_costs()
     is_known = []
     for runs_block in (False, True, True, True, True):
         decode(budget, Directions(runs_block), 0.0)
@@ -213,7 +209,6 @@ def test_the_users_objective_decides_the_budget_and_its_split(
     monkeypatch.setattr(module, "best_budget", lambda *_, fair: told.append(fair) or 1)
     monkeypatch.setattr(module, "split", lambda *_, fair: told.append(fair))
     budget = bare(fair=fair)
-    budget.costs = straight_costs()
     budget._cu_num_logits = budget.query_start_loc = None
     decode(budget, Directions(runs_block=True))
     budget._split(torch.zeros(1), torch.ones(2, 1), budget=1)
@@ -225,7 +220,6 @@ def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests(
     """The host's chances are two steps old. Those of a request's first drafts are there three steps
     after the last chunk of its prompt; the chunks before it had no drafts."""
     budget = bare(0.1)
-    budget.costs = straight_costs()
     for _ in range(4):  # make all steps alike
         decode(budget, Directions(runs_block=True), 0.1)
     budget.recent = fresh_recent()
@@ -242,7 +236,6 @@ def test_chances_of_who_had_the_slot_before_and_of_prompts_are_not_the_requests(
 def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[Any]) -> None:
     """A prompt has no drafts that a step could sample."""
     budget = bare()
-    budget.costs = straight_costs()
     for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
         budget.get_num_tokens(rows, DRAFTS)
     assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2
@@ -251,9 +244,10 @@ def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[A
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:
     """Into the same memory. Without news, or before costs are known, nothing changes."""
     budget = bare()
+    costs, budget.costs = budget.costs, None
     budget.begin_step(Directions(runs_block=True, learned=learned(2.0)))
     assert budget.costs is None
-    budget.costs = costs = straight_costs()
+    budget.costs = costs
     budget.begin_step(Directions(runs_block=True))
     assert (costs.verify.seconds == straight_costs().verify.seconds).all()
     budget.begin_step(Directions(runs_block=True, learned=learned(2.0)))
@@ -265,6 +259,7 @@ def test_until_costs_are_known_all_drafts_are_verified() -> None:
     """vLLM then profiles nothing for tables that are not used, in batches whose blocks may have
     more rows than fit."""
     budget = bare()
+    budget.costs = None
     assert budget.get_num_tokens(ROWS, DRAFTS) == sum(ROWS.values())
     assert [*budget.batches_to_profile([1, 2, 4])] == []
     budget.set_initial_cost_curves([])

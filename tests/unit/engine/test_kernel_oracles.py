@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-import vllm_dflash
+from support.compile_child import launched_kernels
 from support.kernel_oracle import Oracle
 from support.kernel_oracles import ORACLES
 
 pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
+    pytest.mark.v2,
     # Results of rows that are not finite are not used.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 CASES = [
     pytest.param(oracle, case, dtype, id=f"{oracle.name}, {case}")
     for oracle in ORACLES
-    if oracle.interpreted is not None  # the others' cases are in their unit tests
     for case, dtype in oracle.cases_on("cpu")
 ]
 
@@ -32,21 +27,6 @@ CASES = [
 @pytest.mark.parametrize(("oracle", "case", "dtype"), CASES)
 def test_a_kernel_beside_its_oracle(oracle: Oracle, case: str, dtype: torch.dtype) -> None:
     oracle.check(case, dtype, "cpu")
-
-
-def kernels_of_the_package() -> set[str]:
-    """Names of kernels that are compiled and launched, not called by another kernel."""
-    found: set[str] = set()
-    for file in Path(vllm_dflash.__file__).parent.rglob("*.py"):
-        source = file.read_text()
-        compiled = {
-            each.name
-            for each in ast.walk(ast.parse(source))
-            if isinstance(each, ast.FunctionDef)
-            and any("triton.jit" in ast.unparse(one) for one in each.decorator_list)
-        }
-        found |= {name for name in compiled if re.search(rf"\b{name}\[", source)}
-    return found
 
 
 def test_each_kernel_is_held_against_something(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,4 +41,4 @@ def test_each_kernel_is_held_against_something(monkeypatch: pytest.MonkeyPatch) 
     for oracle in ORACLES:
         case, dtype = oracle.cases_on("cpu")[0]
         oracle.check(case, dtype, "cpu")
-    assert kernels_of_the_package() == launched
+    assert launched_kernels().keys() == launched

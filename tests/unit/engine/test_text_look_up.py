@@ -13,10 +13,7 @@ from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.text_look_up import TILE, TextLookUp
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 

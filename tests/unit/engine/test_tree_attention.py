@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +13,7 @@ from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
 from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
 from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 CASES = {
     "trees and a chain": Case([Request(40, 9), Request(0, 3, has_tree=False), Request(17, 1)]),
     "a longer chain": Case([Request(9, 6), Request(33, 30, has_tree=False)], most_nodes=8),
@@ -26,31 +23,7 @@ CASES = {
 }
 
 
-@dataclass
-class Metadata:
-    """vLLM's metadata of a batch, as far as it is read."""
-
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    max_num_splits: int = 0
-
-
-def metadata_of(made: Made, case: Case) -> Metadata:
-    most = max(1 + each.nodes for each in case.requests)
-    longest = int(made.batch.seq_lens.max())
-    return Metadata(
-        **vars(made.batch),
-        num_actual_tokens=len(made.query) - 2,
-        max_query_len=most,
-        max_seq_len=longest,
-    )
-
-
-def causal(made: Made, case: Case) -> torch.Tensor:
+def causal(case: Case) -> torch.Tensor:
     """Rows that vLLM's forward returns: to it, all requests are chains."""
     chains = [each._replace(has_tree=False) for each in case.requests]
     return make(replace(case, requests=chains)).expected
@@ -74,7 +47,7 @@ class Layer:
         )
         if flash_version is not None:
             self.impl.vllm_flash_attn_version = flash_version
-        self.rows = causal(made, case)
+        self.rows = causal(case)
 
     def plain(self, layer: Any, *arguments: Any, **_: Any) -> torch.Tensor:
         output = arguments[5]
@@ -92,11 +65,9 @@ def flash_attention(calls: list[dict[str, Any]]) -> Any:
 
     def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **asked: Any) -> Any:
         calls.append(asked)
-        assert (asked["return_softmax_lse"], asked["causal"], asked["fa_version"]) == (
-            True,
-            False,
-            3,
-        )
+        assert asked["return_softmax_lse"]
+        assert not asked["causal"]
+        assert asked["fa_version"] == 3
         starts, lens = asked["cu_seqlens_q"].tolist(), asked["seqused_k"].tolist()
         found, sums = torch.zeros_like(q), torch.full((q.shape[1], len(q)), -torch.inf)
         for request, length in enumerate(lens):
@@ -107,13 +78,7 @@ def flash_attention(calls: list[dict[str, Any]]) -> Any:
             at = asked["block_table"][request][places // k.shape[1]].long(), places % k.shape[1]
             seen = torch.ones(rows.stop - rows.start, length, dtype=torch.bool)
             scores = Scores(asked["softmax_scale"], softcap=asked["softcap"])
-            found[rows] = attention(q[rows], k[at], v[at], seen, scores)
-            group = q.shape[1] // k.shape[2]
-            weights = torch.einsum("thd,shd->hts", q[rows], k[at].repeat_interleave(group, 1))
-            weights = weights * scores.scale
-            if scores.softcap:
-                weights = scores.softcap * torch.tanh(weights / scores.softcap)
-            sums[:, rows] = weights.logsumexp(-1)
+            found[rows], sums[:, rows] = attention(q[rows], k[at], v[at], seen, scores)
         return found, sums
 
     return varlen
@@ -136,13 +101,12 @@ def test_rows_of_trees_see_their_ancestors(
 ) -> None:
     made = make(case)
     layer = Layer(made, case, version)
-    attend_to_trees({"layer": layer}, made.trees)
-    metadata = metadata_of(made, case)
+    attend_to_trees([layer], made.trees)
     for _ in range(2):  # the second time as another layer of the same batch
         output = torch.full_like(made.query, UNTOUCHED)
-        layer.impl.forward(layer, made.query, None, None, made.kv_cache, metadata, output)
+        layer.impl.forward(layer, made.query, None, None, made.kv_cache, made.batch, output)
         torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
-    assert layer.calls == 2 * (metadata.max_query_len > MOST_ROWS)
+    assert layer.calls == 2 * (made.batch.max_query_len > MOST_ROWS)
     assert len(flash_calls) == 2 * (version == 3 and not case.window)
     for call in flash_calls:  # contexts of chains beside prompts were already read
         expected = [
@@ -156,9 +120,9 @@ def test_without_drafts_nothing_is_different() -> None:
     case = CASES["trees and a chain"]
     made = make(case)
     layer = Layer(made, case, None)
-    attend_to_trees({"layer": layer}, made.trees)
+    attend_to_trees([layer], made.trees)
     output = torch.empty_like(made.query)
-    for batch in (None, replace(metadata_of(made, case), max_query_len=1)):
+    for batch in (None, replace(made.batch, max_query_len=1)):
         layer.impl.forward(layer, made.query, None, None, made.kv_cache, batch, output)
         assert torch.equal(output, layer.rows)
     assert layer.calls == 2
@@ -183,9 +147,9 @@ def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
             "rswa_window",
         )
     )
-    metadata = SimpleNamespace(**vars(metadata_of(made, case)), causal=True, **nothing)
+    metadata = SimpleNamespace(**vars(made.batch), causal=True, **nothing)
     vllms = impl.forward
-    attend_to_trees({"layer": layer}, made.trees)
+    attend_to_trees([layer], made.trees)
     outputs = []
     for forward in (vllms, impl.forward):
         output = torch.full_like(made.query, UNTOUCHED)
@@ -194,43 +158,24 @@ def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
     torch.testing.assert_close(*outputs, rtol=2e-5, atol=2e-5)
 
 
-def config_of(**changed: Any) -> Any:
-    """The fields of an engine's config that are read."""
-    owners: dict[str, dict[str, Any]] = {
-        "parallel_config": {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1},
-        "compilation_config": {"pass_config": SimpleNamespace(fuse_attn_quant=False)},
-        "cache_config": {"kv_sharing_fast_prefill": False},
-        "model_config": {"rswa_window": None},
-    }
-    for name, value in changed.items():
-        owner = next(owner for owner, fields in owners.items() if name in fields)
-        owners[owner][name] = value
-    return SimpleNamespace(**{owner: SimpleNamespace(**own) for owner, own in owners.items()})
-
-
 @pytest.mark.parametrize(
-    ("of_engine", "of_layer", "why"),
+    ("of_layer", "why"),
     [
-        ({}, {}, None),
-        ({"decode_context_parallel_size": 2}, {}, "contexts are split"),
-        ({"kv_sharing_fast_prefill": True}, {}, "kv_sharing_fast_prefill"),
-        ({"rswa_window": 128}, {}, "windows count"),
-        ({}, {"kv_cache_dtype": "fp8"}, "quantised"),
-        ({}, {"alibi_slopes": [0.5]}, "ALiBi"),
-        ({}, {"attn_type": "encoder_decoder"}, "encoder"),
-        ({}, {"chunk_lookback": 0}, "chunks"),
-        ({}, {"backend": "CPU_ATTN"}, "CPU_ATTN cannot"),
-        ({}, {"backend": "FLASH_ATTN_MLA"}, "FLASH_ATTN_MLA cannot"),
+        ({}, None),
+        ({"kv_cache_dtype": "fp8"}, "quantised"),
+        ({"alibi_slopes": [0.5]}, "ALiBi"),
+        ({"attn_type": "encoder_decoder"}, "encoder"),
+        ({"chunk_lookback": 0}, "chunks"),
+        ({"backend": "CPU_ATTN"}, "CPU_ATTN cannot"),
+        ({"backend": "FLASH_ATTN_MLA"}, "FLASH_ATTN_MLA cannot"),
     ],
 )
-def test_who_is_refused(
-    of_engine: dict[str, Any], of_layer: dict[str, Any], why: str | None
-) -> None:
+def test_layers_that_are_refused(of_layer: dict[str, Any], why: str | None) -> None:
     case = CASES["window"]
     layer: Any = Layer(make(case), case, None)
     if "backend" in of_layer:
         name = of_layer.pop("backend")
         layer.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: name)
     vars(layer.impl).update(of_layer)
-    found = refusal(config_of(**of_engine), {"model.layers.0": layer})
+    found = refusal({"model.layers.0": layer})
     assert (found is None) if why is None else why in str(found)

@@ -20,10 +20,7 @@ from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import walk
 from vllm_dflash.planning.step import BLOCK, TEXT
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 CPU = torch.device("cpu")
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -13,10 +13,7 @@ from vllm_dflash.engine.v2.trees.tree_context import attend_to_context, num_segm
 from vllm_dflash.engine.v2.trees.tree_kernels import Launch
 from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 
 REQUESTS = st.builds(
     Request,

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from support.moved_nodes import Case, Layer, compare
 
-pytestmark = [
-    pytest.mark.usefixtures("runner"),
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-]
+pytestmark = pytest.mark.v2
 PATHS = st.sets(st.integers(0, 8) | st.integers(0, 63), max_size=12).map(sorted)
 LAYERS = st.builds(
     Layer,

@@ -48,9 +48,13 @@ def test_what_is_drawn_from_a_rows_logits_may_be_a_tree() -> None:
 def engine(**changes: Any) -> Any:
     """Fields of an engine's config that can rule out trees. `changes`: by name, owner__field."""
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
         speculative_config=SimpleNamespace(rejection_sample_method="standard"),
-        model_config=SimpleNamespace(uses_mrope=False, logits_processors=None),
+        model_config=SimpleNamespace(uses_mrope=False, logits_processors=None, rswa_window=None),
+        compilation_config=SimpleNamespace(pass_config=SimpleNamespace(fuse_attn_quant=False)),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
         kv_transfer_config=None,
         aux_output_config=SimpleNamespace(enabled=False),
     )
@@ -67,6 +71,9 @@ def engine(**changes: Any) -> Any:
         ({"kv_transfer_config": object()}, "connector"),
         ({"model_config__logits_processors": ["mine"]}, "logits processors"),
         ({"aux_output_config__enabled": True}, "routed experts"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "contexts are split"),
+        ({"cache_config__kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
+        ({"model_config__rswa_window": 128}, "windows count"),
     ],
 )
 def test_engines_that_get_chains(changes: dict[str, Any], why: str | None) -> None:

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 
 from support.left_out_blocks import Case, expected, windowed
 from vllm_dflash.engine.v2.block_timer import BlockTimer
-from vllm_dflash.engine.v2.exchange import Directions, verified_drafts
+from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 from vllm_dflash.planning.window import SHORTEST, TOKENS, WHOLE, Window
 
-pytestmark = [
-    pytest.mark.parametrize("runner", ["v2"], indirect=True),
-    pytest.mark.usefixtures("runner"),
-]
+pytestmark = pytest.mark.v2
 
 
 @given(
@@ -65,24 +61,19 @@ def test_metadata_is_built_from_it_and_nothing_else() -> None:
     )
 
 
-def table(*requests: tuple[int, int]) -> list[tuple[int, int]]:
-    """Verified drafts of outcomes: what made each request's drafts, and how many were verified."""
-    return verified_drafts(np.array([[*request, 0, 0] for request in requests], float))
-
-
 def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     windows = WindowsAhead(8192, AheadPlanner(7, 3))
     lens = np.full(3, SHORTEST + 5)
-    nothing = table((NO_DRAFTS, 0), (NO_DRAFTS, 0), (NO_DRAFTS, 0))
+    nothing = [(0, 0)] * 3
     assert windows.chooser.report() == []
     with_block = windows.direct(Directions(runs_block=True), lambda: lens)
     assert with_block.window == Window(TOKENS[0], SHORTEST, 0)
     windows.observe(with_block, [1, 1, 1], nothing, 1.0, None)  # no block before it
     without = Directions(runs_block=False)
     assert windows.direct(without, lambda: lens) is without
-    outcomes = table((BLOCK, 7), (TEXT, 7), (BLOCK, 0))
-    windows.observe(without, [4, 8, 1], outcomes, 0.5, 0.125)
-    windows.observe(without, [4, 8, 1], outcomes, 0.5, None)  # no block before it
+    verified = [(7, 0), (7, 7), (0, 0)]  # the second one's were free
+    windows.observe(without, [4, 8, 1], verified, 0.5, 0.125)
+    windows.observe(without, [4, 8, 1], verified, 0.5, None)  # no block before it
     whole, window, small = windows.chooser.classes[0].ways
     assert (window.verified, window.accepted) == (1, 3)
     assert (window.steps, window.seconds) == (1, pytest.approx(0.125 / 3))
@@ -98,8 +89,7 @@ def test_steps_with_prompts_say_nothing_about_windows() -> None:
     for has_prompts in (False, True, False, False):
         one = windows.direct(Directions(True), lambda: lens)
         seconds = 10.0 if has_prompts else 0.1
-        outcomes = table(*[(NO_DRAFTS, 0)] * 3)
-        windows.observe(one, [1] * 3, outcomes, seconds, 0.05, has_prompts=has_prompts)
+        windows.observe(one, [1] * 3, [(0, 0)] * 3, seconds, 0.05, has_prompts=has_prompts)
     ways = windows.chooser.classes[0].ways
     assert sum(way.steps for way in ways) == 1
 

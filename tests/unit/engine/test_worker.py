@@ -35,9 +35,9 @@ def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyP
     """vLLM still asks for tokens, gets None, and then reports the failure."""
     monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: None)
     worker: Any = object.__new__(GPUWorker)
-    worker._facts_to_send = "sent with the first output"
+    worker._to_send = "sent with the first output"
     assert worker.sample_tokens(None) is None
-    assert worker._facts_to_send is not None
+    assert worker._to_send
 
 
 def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
@@ -190,7 +190,7 @@ def test_what_a_worker_found_out_is_sent_once() -> None:
     """Sent again, it would undo what the scheduler has learned since."""
     worker: Any = object.__new__(GPUWorker)
     worker.drafter = SimpleNamespace(counted=lambda output: output)
-    worker._facts_to_send = WorkerFacts(profiled_costs(), [0, 7])
+    worker._to_send = ((FACTS, WorkerFacts(profiled_costs(), [0, 7])),)
     outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]
     for output in outputs:
         assert worker.end_step(output) is output

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from support.ahead_scheduler import Fixed
 from support.cost_table import CostTable
 from support.judge import REGIMES, Regime, fixed_rates, ours, planner_of, rate_of, table_of
 from support.recorded_drafts import RecordedDrafts, recorded_drafts
-from support.simulated_pipeline import Fixed, Pipeline
+from support.simulated_pipeline import Pipeline
 from vllm_dflash.planning.costs import Attention
 
 GPU, CPU = table_of("assumed_gpu"), table_of("cpu_2_cores")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import log_free_drafts, log_lengths
 from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
@@ -24,8 +27,8 @@ class V2Worker(DraftingWorker):
 
     model_runner: GPUModelRunner
     drafter: PlannedSpeculator
-    _facts_to_send: WorkerFacts | None = None
-    _says_chains_only = False
+    _to_send: tuple[tuple[Message[Any], Any], ...] = ()
+    """Messages for the next output, each with its content."""
 
     def attach(self) -> PlannedSpeculator:
         """Replace the runner's speculator (hook 10) and keep texts on the device (hook 15)."""
@@ -48,7 +51,8 @@ class V2Worker(DraftingWorker):
         self.drafter.step.slots.forget_all()
         # Set after warm-up: on GPUs it runs steps too, and nobody reads their output.
         trees = self.drafter.trees
-        self._says_chains_only = trees is not None and not trees.is_attached
+        if trees is not None and not trees.is_attached:
+            self._to_send += ((CHAINS_ONLY, True),)
         return took
 
     def measure(self) -> StepCosts:
@@ -60,13 +64,14 @@ class V2Worker(DraftingWorker):
         uses them, too."""
         if self.drafter.budget is not None:
             self.drafter.budget.costs = costs
-        facts = self._facts_to_send = WorkerFacts(
+        facts = WorkerFacts(
             costs,
             lengths_to_choose(self.model_runner, self.drafter.mode.draft_width),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
             looks_up=self.drafter.step.free_drafts is not None,
         )
+        self._to_send += ((FACTS, facts),)
         if self.rank == 0:
             if facts.looks_up:
                 log_free_drafts(self.drafter.mode)
@@ -74,12 +79,9 @@ class V2Worker(DraftingWorker):
 
     def end_step(self, output: Output) -> Output:
         """Attach messages to the output, and count the drafts once its tokens arrive."""
-        if self._facts_to_send is not None:
-            FACTS.attach(output.model_runner_output, self._facts_to_send)
-            self._facts_to_send = None
-        if self._says_chains_only:
-            CHAINS_ONLY.attach(output.model_runner_output, True)
-            self._says_chains_only = False
+        for message, content in self._to_send:
+            message.attach(output.model_runner_output, content)
+        self._to_send = ()
         return self.drafter.counted(output)
 
 

@@ -33,7 +33,6 @@ from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
 from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES, Candidates, grow
 from vllm_dflash.engine.v2.trees.tree_move import (
     CacheMover,
-    Paths,
     cached_layers,
     move_rows,
     why_not_moved,
@@ -64,7 +63,6 @@ class DraftTrees:
         """Drafts for vLLM, [max R, W]."""
         self.chances = torch.zeros(num_slots, places, device=device)
         """Chance of each draft for vLLM's trimming; their product is survival, [max R, W]."""
-        self._paths = Paths(self.slots.paths, self.slots.path_lens)
         self._newcomers: list[tuple[str, bool]] = []
         """New requests, and whether their drafts may be trees."""
 
@@ -79,14 +77,15 @@ class DraftTrees:
             for name, layer in get_layers_from_vllm_config(config, AttentionLayerBase).items()
             if name not in drafters
         }
-        why = why_chains(config) or refusal(config, layers) or why_not_moved(runner, layers)
+        cached = cached_layers(runner, layers)
+        why = why_chains(config) or refusal(layers) or why_not_moved(cached)
         if not agreed_by_all(why is None):
             why = why or "it does not hold on another rank"
             logger().warning("drafts are chains, not trees: %s.", why)
             return
         # Graphs serve all batches, since a chain is a tree to these kernels.
-        attend_to_trees(layers, self.slots)
-        self._mover = CacheMover(cached_layers(runner, layers))
+        attend_to_trees(layers.values(), self.slots)
+        self._mover = CacheMover(cached)
         self._states = runner.req_states
         runner.prepare_attn = functools.partial(self._prepare_attn, runner)
         verifier = runner.rejection_sampler = TreeVerifier.instead_of(runner.rejection_sampler)
@@ -126,9 +125,9 @@ class DraftTrees:
         """
         if not (self.is_attached and batch.num_draft_tokens):
             return
-        self._mover.move(self._paths, batch)
+        self._mover.move(self.slots, batch)
         for rows in features or ():
-            move_rows(rows, self._paths, batch.query_start_loc)
+            move_rows(rows, self.slots, batch.query_start_loc)
         place_nodes(self.slots, batch, None)
 
     def find_candidates(

@@ -19,41 +19,28 @@ replays what `forward` called when it was captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from vllm import envs
-from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_dflash.engine.v2.trees.tree_context import attend_to_context
-from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, PagedRows, Parts, Scores, TreeRows
+from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, PagedRows, Parts, Scores
 from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
-Layers = Mapping[str, AttentionLayerBase]
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
 """Backends whose caches hold a head's keys and values side by side."""
 
 
-def refusal(config: VllmConfig, layers: Layers) -> str | None:
+def refusal(layers: Mapping[str, AttentionLayerBase]) -> str | None:
     """Reason why this target gets chains; None if its attention layers can attend to trees.
 
     `layers`: the target's attention layers by name, after loading.
     """
-    parallel = config.parallel_config
-    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        return "contexts are split among ranks"
-    if envs.VLLM_BATCH_INVARIANT:
-        return "sums over a context depend on who else is in the batch (VLLM_BATCH_INVARIANT)"
-    if config.compilation_config.pass_config.fuse_attn_quant:
-        return "attention quantises its output"
-    if config.cache_config.kv_sharing_fast_prefill:
-        return "kv_sharing_fast_prefill is on"
-    if config.model_config.rswa_window is not None:
-        return "windows count from the end of the prompt"
     for name, layer in layers.items():
         backend, impl = layer.get_attn_backend().get_name(), getattr(layer, "impl", None)
         if backend not in BACKENDS or impl is None:
@@ -70,9 +57,9 @@ def refusal(config: VllmConfig, layers: Layers) -> str | None:
     return None
 
 
-def attend_to_trees(layers: Layers, trees: TreeRows) -> None:
+def attend_to_trees(layers: Iterable[AttentionLayerBase], trees: TreeSlots) -> None:
     """Replace `forward` of layers that `refusal` accepts; `trees`: persistent tensors."""
-    for layer in layers.values():
+    for layer in layers:
         impl: Any = getattr(layer, "impl", None)
         impl.forward = TreeAttention(impl, trees)
 
@@ -80,7 +67,7 @@ def attend_to_trees(layers: Layers, trees: TreeRows) -> None:
 class TreeAttention:
     """Replaces `forward` of a layer's implementation."""
 
-    def __init__(self, impl: Any, trees: TreeRows) -> None:
+    def __init__(self, impl: Any, trees: TreeSlots) -> None:
         self.plain: Callable[..., torch.Tensor] = impl.forward
         self.trees = trees
         window = 1 + impl.sliding_window[0]  # vLLM counts the keys before a row; -1: all
@@ -129,7 +116,7 @@ def _flash_attend(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
     metadata: Any,
-    trees: TreeRows,
+    trees: TreeSlots,
     scores: Scores,
     *,
     everybody: bool,
@@ -164,7 +151,7 @@ def _flash_attend(
     return Parts(found[None], log_sums.t()[None])
 
 
-def _context_lens(batch: PagedRows, trees: TreeRows, *, everybody: bool) -> torch.Tensor:
+def _context_lens(batch: PagedRows, trees: TreeSlots, *, everybody: bool) -> torch.Tensor:
     """Number of keys that all rows of a request see: context and bonus token; 0 for requests that
     are left out, [R] int32. Computed by a batch's first layer, and kept with its metadata."""
     found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)

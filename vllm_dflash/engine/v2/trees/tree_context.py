@@ -15,7 +15,6 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     PagedRows,
     Parts,
     Scores,
-    TreeRows,
     blocks_of,
     depth_of,
     last_tiles,
@@ -24,6 +23,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     seen_by,
     weigh,
 )
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 MOST_SEGMENTS = 16
 """Maximum number of segments of a context."""
@@ -35,7 +35,10 @@ def _attend_context(  # type: ignore[no-untyped-def]
     cache,  # [blocks, K/V heads, block size, 2 D]
     found_parts,  # [segments, rows, H, D]
     log_sums,  # [segments, rows, H]
-    block_table,
+    places,
+    segments,
+    part_size,
+    block_table,  # from here on: `Launch`
     query_start_loc,
     seq_lens,
     slots,
@@ -43,8 +46,6 @@ def _attend_context(  # type: ignore[no-untyped-def]
     sizes,
     num_requests,
     most_rows,
-    places,
-    segments,
     scale,
     softcap,
     stride_query,
@@ -52,7 +53,6 @@ def _attend_context(  # type: ignore[no-untyped-def]
     stride_block,
     stride_kv_head,
     stride_slot,
-    part_size,
     stride_table,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -156,7 +156,7 @@ def attend_to_context(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
     batch: PagedRows,
-    trees: TreeRows,
+    trees: TreeSlots,
     scores: Scores,
     *,
     everybody: bool,
@@ -185,17 +185,10 @@ def attend_to_context(
         kv_cache,
         found,
         log_sums,
-        *launch.batch,
-        len(batch.seq_lens),
-        launch.most_rows,
         launch.places,
         segments,
-        scores.scale,
-        scores.softcap,
-        *query.stride()[:2],
-        *launch.cache_strides,
         log_sums.stride(0),
-        batch.block_table.stride(0),
+        *launch.arguments,
         **launch.constants,
     )
     return Parts(found, log_sums, launch.places)

@@ -13,42 +13,27 @@ number of programs shares the tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.config.speculative_settings import MOST_NODES
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 MOST_ROWS = 1 + MOST_NODES
 """Maximum rows of a request: the bits of one word say which nodes a node sees."""
 FEW_REQUESTS = 64
 
 
-class TreeRows(Protocol):
-    """Trees of S requests with up to N nodes each, by slot."""
-
-    slots: torch.Tensor
-    """Slots of the batch's requests, [max R]; entries after these are ignored."""
-    masks: torch.Tensor
-    """Nodes that each node sees, itself included: bit j is node j, [S, N] int64."""
-    sizes: torch.Tensor
-    """Nodes of each tree; 0: no tree, and rows see all rows before them, [S] int32."""
-
-
-class RowsOfBatch(Protocol):
-    """vLLM's layout of a batch of R requests, on the device."""
+class PagedRows(Protocol):
+    """Layout of a batch of R requests in vLLM's attention metadata, on the device."""
 
     query_start_loc: torch.Tensor
     """First row of each request, and the total, [R + 1] int32."""
     seq_lens: torch.Tensor
     """Length of each request in tokens, its rows included, [R] int32."""
-
-
-class PagedRows(RowsOfBatch, Protocol):
-    """Layout of a batch, with an attention layer's block table."""
-
     block_table: torch.Tensor
     """[R, blocks of a request] int32."""
 
@@ -239,12 +224,10 @@ def _num_programs(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """Arguments that both kernels share."""
+    """How both kernels are launched."""
 
-    batch: tuple[torch.Tensor, ...]
-    cache_strides: tuple[int, ...]
-    most_rows: int
-    """Maximum rows of a request, only for requests with a tree; 0: all rows of all requests."""
+    arguments: tuple[Any, ...]
+    """Their last arguments, from the block table on."""
     num_rows: int
     """Maximum rows of all requests together."""
     places: int
@@ -260,7 +243,7 @@ class Launch:
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         batch: PagedRows,
-        trees: TreeRows,
+        trees: TreeSlots,
         scores: Scores,
         *,
         everybody: bool,
@@ -269,7 +252,8 @@ class Launch:
         kv_heads, block_size = kv_cache.shape[1:3]
         heads, head_size = query.shape[1:]
         group, nodes = heads // kv_heads, trees.masks.shape[1]
-        # Rows of prompts are left to vLLM.
+        # Maximum rows of a request, only for requests with a tree: rows of prompts are left to
+        # vLLM. 0: all rows of all requests.
         most_rows = 0 if everybody else 1 + nodes
         num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
         rows, keys, stages = tile_of(head_size, query.element_size())
@@ -277,10 +261,11 @@ class Launch:
         # One kernel for the small batches that gain from trees, and one for all others.
         requests = FEW_REQUESTS if len(batch.seq_lens) <= FEW_REQUESTS else len(trees.slots)
         tensors = batch.block_table, batch.query_start_loc, batch.seq_lens
+        of_trees = trees.slots, trees.masks, trees.sizes
+        numbers = len(batch.seq_lens), most_rows, scores.scale, scores.softcap
+        strides = *query.stride()[:2], *kv_cache.stride()[:3], batch.block_table.stride(0)
         return cls(
-            (*tensors, trees.slots, trees.masks, trees.sizes),
-            kv_cache.stride()[:3],
-            most_rows,
+            (*tensors, *of_trees, *numbers, *strides),
             num_rows,
             most_rows if num_rows < len(query) else 0,
             triton.cdiv(num_rows * group, rows) * kv_heads,

@@ -8,16 +8,18 @@ in order, as in a chain.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.engine.v2.trees.tree_kernels import RowsOfBatch
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 if TYPE_CHECKING:
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.v1.worker.gpu.input_batch import InputBatch
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 ALIGNED = 4
@@ -118,55 +120,45 @@ def _move_rows(  # type: ignore[no-untyped-def]
     _copy(rows, source, goal, is_moved, tl.program_id(1) * CHUNK, width, CHUNK)
 
 
-class Paths(NamedTuple):
-    """Accepted nodes of R requests' trees."""
-
-    nodes: torch.Tensor
-    """By depth, from the bonus token's child on, [max R, D] int32."""
-    lengths: torch.Tensor
-    """Number of accepted nodes; 0: there was no tree, or none was accepted, [max R] int32."""
-
-
 class CachedLayer(NamedTuple):
     """Cache of a layer's keys and values."""
 
+    name: str
     kv_cache: torch.Tensor
     """[blocks, K/V heads, block size, 2 D]; only the last dimension must be contiguous."""
     block_table: torch.Tensor
     """Blocks of the batch's requests, [max R, blocks of a request] int32; persistent."""
+    block_size: int
+    """Tokens of a block of the table."""
 
 
-def cached_layers(runner: GPUModelRunner, names: Collection[str]) -> list[CachedLayer]:
-    """Caches of the named attention layers, each with the block table of its cache group. Layers
-    that share another's cache are listed like others."""
-    context = runner.compilation_config.static_forward_context
-    tables = runner.block_tables.input_block_tables
-    groups = runner.kv_cache_config.kv_cache_groups
+def cached_layers(
+    runner: GPUModelRunner, layers: Mapping[str, AttentionLayerBase]
+) -> list[CachedLayer]:
+    """Caches of these layers, each with the block table of its cache group. Layers that share
+    another's cache are listed like others."""
+    tables, groups = runner.block_tables, runner.kv_cache_config.kv_cache_groups
+    of_groups = zip(groups, tables.input_block_tables, tables.block_sizes, strict=True)
     return [
-        CachedLayer(context[name].kv_cache, table)
-        for group, table in zip(groups, tables, strict=True)
+        CachedLayer(name, layers[name].kv_cache, table, size)
+        for group, table, size in of_groups
         for name in group.layer_names
-        if name in names
+        if name in layers
     ]
 
 
-def why_not_moved(runner: GPUModelRunner, names: Collection[str]) -> str | None:
+def why_not_moved(layers: Sequence[CachedLayer]) -> str | None:
     """Reason why K/V of these layers cannot be moved; None if they can.
 
     The mover uses the runner's block tables. A backend that splits their blocks into smaller ones
     has its own table.
     """
-    sizes = runner.block_tables.block_sizes
-    for size, group in zip(sizes, runner.kv_cache_config.kv_cache_groups, strict=True):
-        for name in group.layer_names:
-            if name not in names:
-                continue
-            cache = runner.compilation_config.static_forward_context[name].kv_cache
-            if cache.shape[2] != size:
-                return f"its attention splits blocks of {size} tokens ({name})"
-            pieces = *cache.stride()[:3], cache.shape[-1]
-            if any(each * cache.element_size() % BYTES for each in pieces):
-                return f"keys and values are not whole pieces of {BYTES} bytes ({name})"
+    for name, cache, _, size in layers:
+        if cache.shape[2] != size:
+            return f"its attention splits blocks of {size} tokens ({name})"
+        pieces = *cache.stride()[:3], cache.shape[-1]
+        if any(each * cache.element_size() % BYTES for each in pieces):
+            return f"keys and values are not whole pieces of {BYTES} bytes ({name})"
     return None
 
 
@@ -178,46 +170,49 @@ class CacheMover:
         # Layers of several groups may share memory, each with its own blocks.
         found = {(one.kv_cache.data_ptr(), one.block_table.data_ptr()): one for one in layers}
         rows = []
-        for (address, _), (cache, table) in found.items():
+        for (address, _), (_, cache, table, size) in found.items():
             assert cache.stride(-1) == 1
             sizes = cache.shape[-1], *cache.stride()[:3]
             width, *strides = (each * cache.element_size() // BYTES for each in sizes)
-            block = table.data_ptr(), table.stride(0), cache.shape[2]
+            block = table.data_ptr(), table.stride(0), size
             rows.append((address, *block, cache.shape[1], width, *strides))
         self.most_pieces = max(row[4] * triton.cdiv(row[5] * ALIGNED, CHUNK) for row in rows)
         self.layers = torch.tensor(rows, dtype=torch.int64, device=layers[0].kv_cache.device)
 
-    def move(self, paths: Paths, batch: RowsOfBatch) -> None:
-        """Move keys and values along `paths`; `batch`: R requests, as the target ran with it."""
-        num_nodes = paths.nodes.shape[1]
+    def move(self, trees: TreeSlots, batch: InputBatch) -> None:
+        """Move keys and values of accepted nodes; `batch`: R requests, as the target ran with
+        it."""
+        depth = trees.paths.shape[1]
         _move_cached[(len(batch.seq_lens), len(self.layers), self.most_pieces)](
             self.layers,
-            *paths,
+            trees.paths,
+            trees.path_lens,
             batch.query_start_loc,
             batch.seq_lens,
-            NODES=num_nodes,
-            PADDED_NODES=next_power_of_2(num_nodes),
+            NODES=depth,
+            PADDED_NODES=next_power_of_2(depth),
             ALIGNED=ALIGNED,
             CHUNK=CHUNK,
             COLUMNS=COLUMNS,
         )
 
 
-def move_rows(rows: torch.Tensor, paths: Paths, query_start_loc: torch.Tensor) -> None:
+def move_rows(rows: torch.Tensor, trees: TreeSlots, query_start_loc: torch.Tensor) -> None:
     """Move rows [T, W] of accepted nodes to the rows after their bonus tokens', in place.
 
     `query_start_loc`: first row of each request and the total, [R + 1].
     """
     words = rows.view(torch.int32)
-    num_nodes, width = paths.nodes.shape[1], words.shape[1]
+    depth, width = trees.paths.shape[1], words.shape[1]
     grid = len(query_start_loc) - 1, triton.cdiv(width, CHUNK)
     _move_rows[grid](
         words,
-        *paths,
+        trees.paths,
+        trees.path_lens,
         query_start_loc,
         words.stride(0),
         width,
-        NODES=num_nodes,
-        PADDED_NODES=next_power_of_2(num_nodes),
+        NODES=depth,
+        PADDED_NODES=next_power_of_2(depth),
         CHUNK=CHUNK,
     )

@@ -15,7 +15,6 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     PagedRows,
     Parts,
     Scores,
-    TreeRows,
     blocks_of,
     depth_of,
     last_tiles,
@@ -24,6 +23,7 @@ from vllm_dflash.engine.v2.trees.tree_kernels import (
     seen_by,
     weigh,
 )
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -33,17 +33,22 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     found_parts,  # [P, T, H, D]
     log_sums,  # [P, T, H]
     output,  # [T, H, D]
-    block_table,
+    sinks,  # [H] or None
+    places,
+    num_parts,
+    part_size,
+    stride_sums_row,
+    stride_sums_head,
+    stride_output,
+    stride_output_head,
+    block_table,  # from here on: `Launch`
     query_start_loc,
     seq_lens,
     slots,
     masks,
     sizes,
-    sinks,
     num_requests,
     most_rows,
-    places,
-    num_parts,
     scale,
     softcap,
     stride_query,
@@ -51,12 +56,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     stride_block,
     stride_kv_head,
     stride_slot,
-    part_size,
-    stride_sums_row,
-    stride_sums_head,
     stride_table,
-    stride_output,
-    stride_output_head,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     NODES: tl.constexpr,
@@ -167,7 +167,7 @@ def attend_to_nodes(
     context: Parts,
     output: torch.Tensor,
     batch: PagedRows,
-    trees: TreeRows,
+    trees: TreeSlots,
     scores: Scores,
     *,
     everybody: bool,
@@ -185,19 +185,12 @@ def attend_to_nodes(
         context.found,
         context.log_sums,
         output,
-        *launch.batch,
         scores.sinks,
-        len(batch.seq_lens),
-        launch.most_rows,
         context.places,
         len(context.found),
-        scores.scale,
-        scores.softcap,
-        *query.stride()[:2],
-        *launch.cache_strides,
         *context.log_sums.stride(),
-        batch.block_table.stride(0),
         *output.stride()[:2],
+        *launch.arguments,
         **launch.constants,
         HAS_SINKS=scores.sinks is not None,
     )

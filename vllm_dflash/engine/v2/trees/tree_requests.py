@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 import numpy as np
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
@@ -44,7 +45,7 @@ def may_branch(params: SamplingParams | None) -> bool:
 
 
 def why_chains(config: VllmConfig) -> str | None:
-    """Reason why no drafts of an engine can be trees, whatever its attention; None if they can.
+    """Reason why no drafts of an engine can be trees, whatever its layers; None if they can.
 
     Reasons that follow from its settings alone are found before it starts: `config/pair.py`.
     """
@@ -75,6 +76,23 @@ def why_chains(config: VllmConfig) -> str | None:
             "enable_batch_sharded_sampling is on",
         ),
         (getattr(config.model_config, "return_sampling_mask", False), "return_sampling_mask is on"),
+        (
+            parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
+            "contexts are split among ranks",
+        ),
+        (
+            envs.VLLM_BATCH_INVARIANT,
+            "sums over a context depend on who else is in the batch (VLLM_BATCH_INVARIANT)",
+        ),
+        (
+            config.compilation_config.pass_config.fuse_attn_quant,
+            "attention quantises its output",
+        ),
+        (config.cache_config.kv_sharing_fast_prefill, "kv_sharing_fast_prefill is on"),
+        (
+            config.model_config.rswa_window is not None,
+            "windows count from the end of the prompt",
+        ),
     ):
         if is_so:
             return why

@@ -144,29 +144,9 @@ class TreeVerifier(ScoringVerifier):
         self._start = 0
         return super().__call__(logits, input_batch, *others, **more)
 
-    def _verify(
-        self,
-        logits: torch.Tensor,
-        draft_logits: torch.Tensor | None,
-        draft_sampled: torch.Tensor,
-        pos: torch.Tensor,
-        cu_num_logits: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        idx_mapping_np: Any,
-        expanded_idx_mapping: torch.Tensor,
-        *others: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        processed, sampled, num_sampled = super()._verify(
-            logits,
-            draft_logits,
-            draft_sampled,
-            pos,
-            cu_num_logits,
-            idx_mapping,
-            idx_mapping_np,
-            expanded_idx_mapping,
-            *others,
-        )
+    def _verify(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        _, _, _, pos, cu_num_logits, idx_mapping, _, expanded_idx_mapping, *_ = arguments
+        processed, sampled, num_sampled = super()._verify(*arguments)
         states = self.sampler.sampling_states
         drawn = gumbel_sample(
             processed,
