@@ -54,7 +54,7 @@ def ours(
 ) -> Pipeline:
     """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
     clock, width = FakeTime(), drafts.width
-    planner = AheadPlanner(width, num_requests, looks_up=looks_up)
+    planner = AheadPlanner(width, num_requests)
     profiles = [table.costs(num_requests) for _ in range(2)]
     for profile in profiles:
         profile.verify.seconds[:] *= scale
