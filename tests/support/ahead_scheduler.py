@@ -63,21 +63,23 @@ class OurBudget:
         self.recent = RecentChances(num_slots, width)
         self._min_verified, self._next_min_verified = 0, 0
 
-    def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
+    def drafts(self, scheduled: Scheduled, chances: Floats) -> int:
+        """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
+        slots = np.arange(len(scheduled.names))
         directed, drafts = scheduled.directed, scheduled.given
         self._min_verified, self._next_min_verified = self._next_min_verified, directed.min_verified
         if directed.learned is not None:
             self.costs.records[:] = directed.learned.costs
         for slot in slots[scheduled.is_fresh]:
             self.recent.forget(slot)
-        self.recent.add(slots, chances[slots])
-        most, decodes = int(drafts.sum()), slots >= 0  # a new request has its whole prompt computed
+        self.recent.add(slots, chances)
+        most = int(drafts.sum())
         if not most:
             return 0
         load = Load(
-            num_requests=int(decodes.sum()),
+            num_requests=len(slots),  # a new request has its whole prompt computed
             rows=int(scheduled.others.sum()),
-            context=float(scheduled.context[decodes].sum()),
+            context=float(scheduled.context.sum()),
             mean_context=float(scheduled.context[drafts > 0].mean()),
             block_rows=directed.runs_block * len(slots) * (1 + self.width),
             block_context=float(scheduled.context.sum()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.ahead_scheduler import OurBudget, Ours
@@ -12,7 +11,6 @@ from support.recorded_drafts import RecordedDrafts
 from support.simulated_pipeline import Fixed, Pipeline
 from vllm_dflash.planning.ahead import AheadPlanner
 
-COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"
 CAPTURED = (1, 3, 7)
 
 
@@ -35,11 +33,6 @@ REGIMES = {
     "captured lengths": Regime(CAPTURED, ragged_ms=0.5),
     "any length": Regime(tuple(range(1, 8))),
 }
-
-
-def table_of(name: str) -> CostTable:
-    """Return the costs of `assumed_gpu` or `cpu_2_cores`."""
-    return CostTable.read(COSTS / f"{name}.json")
 
 
 def ours(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,12 @@ from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
 from support.simulated_device import SimulatedDevice, Verified
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Bools, Ints
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention
 from vllm_dflash.planning.step import Learned
+
+if TYPE_CHECKING:
+    from support.ahead_scheduler import OurBudget, Ours
 
 ROOM = 16
 """Recorded tokens after the place where a request leaves a text: drafts made there are graded along
@@ -56,27 +59,6 @@ class Scheduled(NamedTuple):
     """Decisions for what comes after it."""
 
 
-class Scheduler(Protocol):
-    """The scheduler that the pipeline needs."""
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether it does speculative decoding."""
-
-    def schedule(self, names: list[str], context: Ints) -> Directed:
-        """Schedule a step's R requests."""
-
-    def update(self, scheduled: Scheduled, verified: Verified) -> None:
-        """Take the output of a step."""
-
-
-class Budget(Protocol):
-    """Decides how many drafts are verified, if the device trims them."""
-
-    def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
-        """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
-
-
 @dataclass
 class Fixed:
     """Always drafts blocks of the same length."""
@@ -85,6 +67,7 @@ class Fixed:
 
     @property
     def may_draft(self) -> bool:
+        """Whether it does speculative decoding."""
         return self.length > 0
 
     def schedule(self, names: list[str], context: Ints) -> Directed:
@@ -97,12 +80,12 @@ class Fixed:
 class Pipeline:
     """R requests that decode; some end and are followed by others."""
 
-    scheduler: Scheduler
+    scheduler: Ours | Fixed
     drafts: RecordedDrafts
     num_requests: int
     costs: CostTable
-    budget: Budget | None = None
-    """Set if the device trims drafts."""
+    budget: OurBudget | None = None
+    """Set if the device trims drafts: how many it verifies."""
     looks_up: bool = False
     captured: tuple[int, ...] | None = None
     """Lengths that all requests may have without `ragged_ms`; None: any length."""
@@ -125,7 +108,6 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         count = self.num_requests
-        self.verify, self.draft, _ = self.costs.curves()
         self._rng = np.random.default_rng(self.seed)
         self.device = SimulatedDevice(self.drafts, count, looks_up=self.looks_up)
         num_texts, self._end = len(self.drafts.block_true), self.drafts.block_true.shape[1] - ROOM
@@ -173,7 +155,7 @@ class Pipeline:
         budget = None
         if self.budget is not None:
             self._chances[0][fresh] = 0.0
-            budget = self.budget.drafts(scheduled, slots, self._chances[0])
+            budget = self.budget.drafts(scheduled, self._chances[0])
         verified = device.verify(slots, given, budget, fresh)
         self.admitted.append(verified.admitted)
         self.block_steps.append(directed.runs_block)
@@ -183,7 +165,7 @@ class Pipeline:
         ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
         if directed.runs_block:
-            seconds = float(self.draft.at(self.num_requests * (1 + self.drafts.width)))
+            seconds = float(self.costs.draft.at(self.num_requests * (1 + self.drafts.width)))
             seconds += self.attention.block * context.sum()
             self._device_free += seconds * self._noise()
         self._under_way.append((scheduled, verified, ended, ready))
@@ -192,7 +174,7 @@ class Pipeline:
 
     def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:
         admitted, given = verified.admitted, scheduled.given
-        seconds = float(self.verify.at(int(scheduled.others.sum() + admitted.sum())))
+        seconds = float(self.costs.verify.at(int(scheduled.others.sum() + admitted.sum())))
         seconds += self.attention.plain * scheduled.context.sum()
         seconds += self.attention.draft * (scheduled.context * admitted).sum()
         if self.captured is not None and (scheduled.others == 1).all():
