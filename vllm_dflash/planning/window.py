@@ -228,22 +228,20 @@ class WindowChooser:
 
     def report(self) -> list[dict[str, Any]]:
         """Return what was measured and chosen by class, for `dflash_stats`; plain values."""
+        starts = [SHORTEST << octave for octave in range(len(self.classes))]
+        ends = [*starts[1:], None]  # the last class has all longer contexts
         return [
             {
-                "context": [SHORTEST << octave, self._end_of(octave)],
+                "context": [start, end],
                 "window": self.tokens[one.in_use],
                 "tried": [*self.tokens],
                 "accepted": [round(way.acceptance, 3) for way in one.ways],
                 "block_ms": [round(1000.0 * way.seconds, 3) for way in one.ways],
                 "timed_steps": [way.steps for way in one.ways],
             }
-            for octave, one in enumerate(self.classes)
+            for start, end, one in zip(starts, ends, self.classes, strict=True)
             if one.rest.steps
         ]
-
-    def _end_of(self, octave: int) -> int | None:
-        """Return the first length beyond a class; the last one has all longer contexts."""
-        return SHORTEST << (octave + 1) if octave + 1 < len(self.classes) else None
 
     def _way(self, window: Window) -> Measured:
         return self.classes[window.octave].ways[self.tokens.index(window.tokens)]
