@@ -41,10 +41,11 @@ def main() -> None:
 def table(machine: str, concurrency: list[int]) -> Table:
     """Make the table of one machine."""
     sys.path.insert(0, str(HERE.parent / "tests"))
-    from support.judge import REGIMES, fixed_rates, ours, rate_of, table_of
+    from support.cost_table import CostTable
+    from support.judge import REGIMES, fixed_rates, ours, rate_of
     from support.recorded_drafts import recorded_drafts
 
-    costs, rows = table_of(machine), []
+    costs, rows = CostTable.read(machine), []
     for kind, drafts in zip(TEXTS, recorded_drafts(), strict=True):
         for name, regime in REGIMES.items():
             best = [max(fixed_rates(drafts, n, costs, regime).values()) for n in concurrency]

@@ -98,15 +98,16 @@ class OurBudget:
         self.recent = RecentChances(num_slots, width)
         self._min_verified, self._next_min_verified = 0, 0
 
-    def drafts(self, scheduled: Scheduled, slots: Ints, chances: Floats) -> int:
+    def drafts(self, scheduled: Scheduled, chances: Floats) -> int:
         """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
+        slots = np.arange(len(scheduled.names))
         ahead, drafts = scheduled.ahead, scheduled.given
         self._min_verified, self._next_min_verified = self._next_min_verified, ahead.min_verified
         if scheduled.learned is not None:
             self.costs.records[:] = scheduled.learned.costs
         for slot in slots[scheduled.is_fresh]:
             self.recent.forget(slot)
-        self.recent.add(slots, chances[slots])
+        self.recent.add(slots, chances)
         most = int(drafts.sum())
         if not most:
             return 0

@@ -77,7 +77,6 @@ ONLY_ON_V2: dict[str, dict[str, Changes]] = {
 }
 FEWER_ON_V2: dict[str, tuple[str, ...]] = {
     "drafter": ("dflash", "dflash2"),  # LiLiCorr's is the same walk
-    "free_drafts": ("auto", "off"),  # other requests' texts are looked up only on V1
     "drafts": ("unsaid", "below the block"),
     "rows": ("many", "few"),
     # These have nothing that depends on the runner.

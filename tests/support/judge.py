@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.ahead_scheduler import Fixed, OurBudget, Ours
@@ -12,7 +11,6 @@ from support.recorded_drafts import RecordedDrafts
 from support.simulated_pipeline import Pipeline
 from vllm_dflash.planning.ahead import AheadPlanner
 
-COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"
 CAPTURED = (1, 3, 7)
 
 
@@ -37,11 +35,6 @@ REGIMES = {
 }
 
 
-def table_of(name: str) -> CostTable:
-    """Return the costs of `assumed_gpu` or `cpu_2_cores`."""
-    return CostTable.read(COSTS / f"{name}.json")
-
-
 def ours(
     drafts: RecordedDrafts,
     num_requests: int,
@@ -54,7 +47,7 @@ def ours(
 ) -> Pipeline:
     """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
     clock, width = FakeTime(), drafts.width
-    planner = AheadPlanner(width, num_requests, looks_up=looks_up)
+    planner = AheadPlanner(width, num_requests)
     profiles = [table.costs(num_requests) for _ in range(2)]
     for profile in profiles:
         profile.verify.seconds[:] *= scale

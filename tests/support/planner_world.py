@@ -164,13 +164,6 @@ def names(count: int, first: int = 0) -> list[str]:
     return [f"request-{number}" for number in range(first, first + count)]
 
 
-class Undrafted(FixedLength):
-    """Plain decoding."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
 def rate_of(
     policy: Planner | FixedLength, num_requests: int, steps: int = 600, **world: float
 ) -> float:

@@ -61,7 +61,6 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         count = self.num_requests
-        self.verify, self.draft, _ = self.costs.curves()
         self._rng = np.random.default_rng(self.seed)
         self.device = SimulatedDevice(self.drafts, count, looks_up=self.looks_up)
         num_texts, self._end = len(self.drafts.block_true), self.drafts.block_true.shape[1] - ROOM
@@ -109,7 +108,7 @@ class Pipeline:
         budget = None
         if self.budget is not None:
             self._chances[0][fresh] = 0.0
-            budget = self.budget.drafts(scheduled, slots, self._chances[0])
+            budget = self.budget.drafts(scheduled, self._chances[0])
         verified = device.verify(slots, given, budget, fresh)
         self.admitted.append(verified.admitted)
         self.block_steps.append(ahead.runs_block)
@@ -119,7 +118,7 @@ class Pipeline:
         ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
         if ahead.runs_block:
-            seconds = float(self.draft.at(self.num_requests * (1 + self.drafts.width)))
+            seconds = float(self.costs.draft.at(self.num_requests * (1 + self.drafts.width)))
             seconds += self.attention.block * context.sum()
             self._device_free += seconds * self._noise()
         self._under_way.append((scheduled, verified, ended, ready))
@@ -128,7 +127,7 @@ class Pipeline:
 
     def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:
         admitted, given = verified.admitted, scheduled.given
-        seconds = float(self.verify.at(int(scheduled.others.sum() + admitted.sum())))
+        seconds = float(self.costs.verify.at(int(scheduled.others.sum() + admitted.sum())))
         seconds += self.attention.plain * scheduled.context.sum()
         seconds += self.attention.draft * (scheduled.context * admitted).sum()
         if self.captured is not None and (scheduled.others == 1).all():

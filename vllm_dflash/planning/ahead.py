@@ -65,12 +65,9 @@ class PlanAhead:
 class AheadPlanner(LearningPlanner):
     """State and decisions of one engine. Until `start` is called, every step drafts K."""
 
-    def __init__(
-        self, max_draft: int, max_requests: int, *, looks_up: bool = False, fair: bool = False
-    ) -> None:
-        """See `LearningPlanner`; with `looks_up`, drafts may come from texts, also up to K."""
+    def __init__(self, max_draft: int, max_requests: int, *, fair: bool = False) -> None:
+        """See `LearningPlanner`; texts also predict up to K drafts."""
         super().__init__(max_draft, max_requests, max_draft, fair=fair)
-        self.looks_up = looks_up
         self.is_started = self.trims = False
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
@@ -133,7 +130,7 @@ class AheadPlanner(LearningPlanner):
         texts, nobody = worth_of(self.promises[rows], self.fair), np.full(count, -1)
         of_texts = Expected(limits, context_lens, min_worth, texts, nobody)
         nothing = best = PlanAhead(np.zeros(count, np.int64), rate=plain)
-        if self.looks_up and texts[:, 0].any():
+        if texts[:, 0].any():
             best = self._best(of_texts)
         curves, groups = expect_blocks(texts, self.forecast.scores(rows), self.forecast.summary)
         blocks = self._best(Expected(limits, context_lens, min_worth, curves, groups, drafting))
@@ -227,15 +224,11 @@ class AheadPlanner(LearningPlanner):
             return None  # lengths are fixed: nothing would use it
         if outcomes is not None and len(step.ids):
             rows = self._rows(step.ids)
-            found: Floats = np.zeros((len(rows), self.max_draft))
-            if self.looks_up:
-                found = expect_texts(
-                    self.text_chances, rows, outcomes.matches, outcomes.text_lengths
-                )
+            matches, lengths = outcomes.matches, outcomes.text_lengths
+            found = expect_texts(self.text_chances, rows, matches, lengths)
             if outcomes.confidence[:, 0].any():
-                self._learn_blocks(rows, step, outcomes, found)
-            if self.looks_up:
-                self._learn_texts(rows, step, outcomes, found)
+                self._learn_blocks(rows, outcomes, found)
+            self._learn_texts(rows, step, outcomes, found)
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
@@ -247,9 +240,7 @@ class AheadPlanner(LearningPlanner):
         self.plain_checks.note(step, seconds, alone.target_seconds)
         return alone._replace(target_seconds=alone.target_seconds + drafting)
 
-    def _learn_blocks(
-        self, rows: Ints, step: StepRecord, outcomes: Outcomes, found: Floats
-    ) -> None:
+    def _learn_blocks(self, rows: Ints, outcomes: Outcomes, found: Floats) -> None:
         """Learn from requests that had a block; `found`: survival of texts' predictions, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]

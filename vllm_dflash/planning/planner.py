@@ -149,12 +149,14 @@ class Planner(LearningPlanner):
         rate, plain_rate = best.undrafted_rate, best.plain_rate
         uses_text, speedup = rate > plain_rate, rate / plain_rate
         price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
-        resting = Plan.without_block(step.num_requests, price, speedup=speedup, uses_text=uses_text)
+        resting = Plan.without_block(
+            step.num_requests, price=price, speedup=speedup, uses_text=uses_text
+        )
         chosen = resting if rests else self._weigh(step, resting, best)
         can_check = not chosen.is_probe and (chosen.uses_text or chosen.width > 0)
         can_check &= bool(step.decoding.all())  # otherwise prompts may share the next step
         if can_check and self.plain_checks.are_due(step.num_requests, chosen.speedup):
-            return Plan.without_block(step.num_requests, price, speedup=chosen.speedup)
+            return replace(resting, speedup=chosen.speedup, uses_text=False)
         return chosen
 
     def _expect_texts(self, rows: Ints, step: StepRecord) -> Floats:

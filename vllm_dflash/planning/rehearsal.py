@@ -89,7 +89,7 @@ def rehearse_ahead(max_draft: int) -> None:
     """Plan some steps ahead in the same way."""
     nothing, one = np.zeros(2, np.int64), np.ones(2, np.int64)
     for block_seconds, trims in product((CHEAP, DEAR), (False, True)):
-        planner = AheadPlanner(max_draft, 2, looks_up=True)
+        planner = AheadPlanner(max_draft, 2)
         planner.start(_costs(block_seconds), range(max_draft + 1), trims=trims)
         for source in (one * BLOCK, one * TEXT, nothing):
             planner.plan(["a", "b"], np.array([0, 10]))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,11 @@ class Plan:
 
     drafted: Bools
     """Requests to draft, [R]."""
-    width: int
+    width: int = 0
     """Tokens to draft for each of them; 0 if there are none."""
-    price: float
+    price: float = 0.0
     """Worth that one more second must bring (`objective.price_of`)."""
-    speedup: float
+    speedup: float = 1.0
     """Expected rate relative to plain decoding."""
     is_probe: bool = False
     min_verified: int = 0
@@ -41,18 +41,9 @@ class Plan:
     """What its blocks attend to."""
 
     @classmethod
-    def without_block(
-        cls,
-        num_requests: int,
-        price: float = 0.0,
-        holds_for: int = 0,
-        *,
-        speedup: float = 1.0,
-        uses_text: bool = False,
-    ) -> Plan:
+    def without_block(cls, num_requests: int, **fields: Any) -> Plan:
         """Make a plan in which the drafter does not run."""
-        nobody = np.zeros(num_requests, dtype=bool)
-        return cls(nobody, 0, price, speedup, holds_for=holds_for, uses_text=uses_text)
+        return cls(np.zeros(num_requests, dtype=bool), **fields)
 
 
 class Predicted(NamedTuple):

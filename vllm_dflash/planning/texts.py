@@ -45,22 +45,20 @@ def index_tokens(newest: Ints, before: Ints, text: Ints, start: int, end: int) -
 
 
 @compiled
-def longest_match(before: Ints, text: Ints, place: int, wanted: Ints, end: int) -> tuple[int, int]:
-    """Return how many last tokens of `wanted` a text matches, and where in it what followed is.
+def longest_match(before: Ints, text: Ints, end: int) -> tuple[int, int]:
+    """Return how many last tokens of a text occurred before, and where in it what followed is.
 
     Args:
         before: see `index_tokens`.
         text: tokens of the text, [longest text].
-        place: the last place that may match, from 0; less than 0 if there is none.
-        wanted: a text, the same or another one.
-        end: number of tokens in `wanted`.
+        end: number of tokens in the text.
     """
-    best, start = 0, 0
+    best, start, place = 0, 0, before[end - 1] - 1
     for _ in range(MOST_PLACES):
         if place < 0:
             break
-        size, most = 0, min(LONGEST, place + 1, end)
-        while size < most and text[place - size] == wanted[end - 1 - size]:
+        size, most = 0, min(LONGEST, place + 1)
+        while size < most and text[place - size] == text[end - 1 - size]:
             size += 1
         if size > best:
             best, start = size, place + 1
@@ -137,7 +135,7 @@ def look_up(index: TextIndex, texts: Ints, requests: Ints, most: int) -> Predict
         index.read[row] = end
         # One token after the drafts is the target's own; see `block_layout.draft_limits`.
         room = min(max(limits[request] - end - 1, 0), most)
-        match, start = longest_match(before, text, before[end - 1] - 1, text, end)
+        match, start = longest_match(before, text, end)
         if match >= SHORTEST:
             matches[request], lengths[request] = match, room
             for number in range(room):  # goes round where the text repeats itself

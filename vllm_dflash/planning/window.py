@@ -79,14 +79,14 @@ WHOLE = Window()
 
 @dataclass
 class Measured:
-    """What blocks with a window, or without, have brought and taken in one class."""
+    """What a part of steps has taken in one class; of blocks, also what they have brought."""
 
     verified: float = 0.0
     """Verified blocks."""
     accepted: float = 0.0
     """Accepted drafts of these."""
     seconds: float = 0.0
-    """Mean time of a block, per drafted request."""
+    """Mean time, per drafted request."""
     steps: int = 0
     """Steps that were timed."""
 
@@ -97,9 +97,11 @@ class Measured:
             self.verified, self.accepted = self.verified / 2, self.accepted / 2
 
     def add_seconds(self, seconds: float) -> None:
-        """Count the time of a step's blocks, per drafted request."""
-        self.seconds = _moved(self.seconds, seconds, self.steps)
+        """Count the time of one step, per drafted request."""
+        if self.steps:
+            seconds = min(seconds, LARGEST_SURPRISE * self.seconds)
         self.steps += 1
+        self.seconds += max(1.0 / self.steps, RATE) * (seconds - self.seconds)
 
     @property
     def acceptance(self) -> float:
@@ -122,9 +124,9 @@ class ContextClass:
 
     def __init__(self, num_ways: int) -> None:
         self.ways = [Measured() for _ in range(num_ways)]
-        """Without a window, then with each."""
-        self.rest_seconds, self.steps = 0.0, 0
-        """Mean time of a step without its blocks, per drafted request; steps that were timed."""
+        """Blocks without a window, then with each."""
+        self.rest = Measured()
+        """Steps without their blocks."""
         self.in_use, self._other = 0, 0
         """Ways: in use, and probed last."""
         self._is_probing = False
@@ -167,7 +169,7 @@ class ContextClass:
 
         def rate(way: Measured) -> float:
             accepted = (way.accepted + PRIOR * mean) / (way.verified + PRIOR)
-            return (1.0 + accepted) / (self.rest_seconds + way.seconds) if way.steps else 0.0
+            return (1.0 + accepted) / (self.rest.seconds + way.seconds) if way.steps else 0.0
 
         return [*map(rate, self.ways)]
 
@@ -202,7 +204,7 @@ class WindowChooser:
             return Chosen(WHOLE, WHOLE)
         octave = min(int(log2(mean / SHORTEST)), len(self.classes) - 1)
         found = self.classes[octave]
-        if not (found.is_tried or found.steps):
+        if not (found.is_tried or found.rest.steps):
             tried = [one for one in self.classes[:octave] if one.is_tried]
             if tried:
                 found.start_like(tried[-1])
@@ -222,28 +224,24 @@ class WindowChooser:
         if window.octave < 0 or not num_blocks:
             return
         self._way(window).add_seconds(block_seconds / num_blocks)
-        one = self.classes[window.octave]
-        one.rest_seconds = _moved(one.rest_seconds, rest_seconds / num_blocks, one.steps)
-        one.steps += 1
+        self.classes[window.octave].rest.add_seconds(rest_seconds / num_blocks)
 
     def report(self) -> list[dict[str, Any]]:
         """Return what was measured and chosen by class, for `dflash_stats`; plain values."""
+        starts = [SHORTEST << octave for octave in range(len(self.classes))]
+        ends = [*starts[1:], None]  # the last class has all longer contexts
         return [
             {
-                "context": [SHORTEST << octave, self._end_of(octave)],
+                "context": [start, end],
                 "window": self.tokens[one.in_use],
                 "tried": [*self.tokens],
                 "accepted": [round(way.acceptance, 3) for way in one.ways],
                 "block_ms": [round(1000.0 * way.seconds, 3) for way in one.ways],
                 "timed_steps": [way.steps for way in one.ways],
             }
-            for octave, one in enumerate(self.classes)
-            if one.steps
+            for start, end, one in zip(starts, ends, self.classes, strict=True)
+            if one.rest.steps
         ]
-
-    def _end_of(self, octave: int) -> int | None:
-        """Return the first length beyond a class; the last one has all longer contexts."""
-        return SHORTEST << (octave + 1) if octave + 1 < len(self.classes) else None
 
     def _way(self, window: Window) -> Measured:
         return self.classes[window.octave].ways[self.tokens.index(window.tokens)]
@@ -261,11 +259,3 @@ def described(report: list[dict[str, Any]]) -> str:
         lengths = f"{start} to {end - 1}" if end else f"{start} and more"
         parts.append(f"{lengths} tokens: {one['window'] or 'all'} ({numbers})")
     return ", ".join(parts)
-
-
-def _moved(mean: float, newest: float, count: int) -> float:
-    """Return the mean of `count` numbers moved towards the newest one."""
-    if not count:
-        return newest
-    newest = min(newest, LARGEST_SURPRISE * mean)
-    return mean + max(1.0 / (count + 1), RATE) * (newest - mean)

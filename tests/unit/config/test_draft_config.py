@@ -159,12 +159,6 @@ def test_fields_that_do_not_go_together() -> None:
     assert reader.read[-1] == config
 
 
-def read(folder: Path, bad: Bad, target: Any, config: Fields = GPT_OSS) -> tuple[Any, Any]:
-    (folder / "config.json").write_text(json.dumps(config))
-    args = arguments(str(folder))
-    return read_by_vllm(Reader(bad), args, target, DRAFTER, config), args
-
-
 @pytest.mark.parametrize("rope", ["default", "yarn"])
 @pytest.mark.parametrize("limit", [4096, 131_072, 200_000])
 def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limit: int) -> None:

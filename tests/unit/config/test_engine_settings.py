@@ -109,7 +109,7 @@ def test_drafts_of_a_drafter_that_walks_are_not_sampled_on_v1() -> None:
     assert "is ignored: Model Runner V1 cannot sample" in lines[0]
 
 
-@pytest.mark.parametrize("key", [*dict.fromkeys([*IGNORED, "use_local_argmax_reduction"])])
+@pytest.mark.parametrize("key", IGNORED)
 @pytest.mark.parametrize("value", [[(1, 8, 3)], False])
 def test_options_without_a_meaning_here(key: str, value: Any) -> None:
     with log_lines() as lines:

@@ -1,7 +1,7 @@
 """Broken drafter files give a clear message, in bounded time, before anything starts.
 
-See test_config_fuzz.py for the config's fields in general, test_bad_input.py for other refusals,
-and test_server_faults.py for faults of servers.
+See test_config_fuzz.py for the config's fields in general, test_messages.py for other refusals, and
+test_server_faults.py for faults of servers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
+from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, drafter_config, make_pair
 from vllm_dflash.checkpoint.headers import read_folder
 from vllm_dflash.checkpoint.read import read_drafter
@@ -65,6 +67,18 @@ def test_flipped_header_bytes(pair: Pair) -> None:
             seen["tensors"] += 1
     assert seen["file"] > 50
     assert seen["tensors"] > 50
+
+
+def test_integers_from_a_hub_are_refused_while_loading(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its headers were not read before."""
+    tensors = load_file(pair.drafter / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].char()
+    save_file(tensors, pair.drafter / "model.safetensors")
+    monkeypatch.setattr("vllm_dflash.config.pair.check_tensors", lambda *_: None)
+    with pytest.raises(DrafterError, match=r"fc\.weight is stored as int8"):
+        DrafterHarness(pair)
 
 
 # Field, value, what the message must hold.

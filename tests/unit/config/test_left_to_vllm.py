@@ -11,24 +11,11 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config
-from vllm_dflash.checkpoint.spec import DrafterError
+from support.who_runs import engine
 from vllm_dflash.config.left_to_vllm import config_of_drafter
 from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
-
-
-def engine_args(
-    pair: Pair, model: Path, *, worker_cls: str = "auto", **speculative: Any
-) -> EngineArgs:
-    return EngineArgs(
-        worker_cls=worker_cls,
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=256,
-        speculative_config={"model": str(model), **speculative},
-    )
 
 
 def outcome(args: EngineArgs) -> dict[str, Any]:
@@ -54,28 +41,22 @@ def outcome(args: EngineArgs) -> dict[str, Any]:
     }
 
 
-def drafter(folder: Path, **changes: Any) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(drafter_config(**changes)))
-    return folder
-
-
-def speculators(folder: Path, kind: str) -> Path:
-    folder.mkdir(parents=True)
-    config = {**as_speculators(drafter_config()), "speculators_model_type": kind}
+def drafter(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def as_without_us(monkeypatch: pytest.MonkeyPatch, pair: Pair, model: Path, **asked: Any) -> Any:
     """Return the outcome, which must be the same with and without our hook."""
-    ours = outcome(engine_args(pair, model, **asked))
+    asked["model"] = str(model)
+    ours = outcome(engine(pair, asked, {}))
     registered = ModelRegistry.models["DFlashDraftModel"]
     assert getattr(registered, "model_cls", None) is not DFlashDraftModel
     original = EngineArgs.create_speculative_config.__wrapped__
     with monkeypatch.context() as without:
         without.setattr(EngineArgs, "create_speculative_config", original)
-        assert outcome(engine_args(pair, model, **asked)) == ours
+        assert outcome(engine(pair, asked, {})) == ours
     return ours
 
 
@@ -94,10 +75,9 @@ FOREIGN = {
 def test_another_architecture_is_vllms(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, method: str | None
 ) -> None:
-    model = drafter(tmp_path / "some-dflash", architectures=[written])
-    asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
+    model = drafter(tmp_path / "some-dflash", drafter_config(architectures=[written]))
     with log_lines() as lines:
-        found = as_without_us(monkeypatch, pair, model, **asked)
+        found = as_without_us(monkeypatch, pair, model, method=method)
     (line,) = lines
     assert line.startswith("WARNING vllm-dflash stays out")
     assert f"has architecture {FOREIGN[written]}, which vLLM's own code runs" in line
@@ -109,24 +89,12 @@ def test_another_architecture_is_vllms(
 def test_dspark_as_speculators_writes_it_runs_in_vllm_with_a_hint(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = speculators(tmp_path / "it", "dspark")
-    asked = {"method": "dflash", "num_speculative_tokens": 3}
+    config = {**as_speculators(drafter_config()), "speculators_model_type": "dspark"}
+    model = drafter(tmp_path / "it", config)
     with log_lines() as lines:
-        found = as_without_us(monkeypatch, pair, model, **asked)
+        found = as_without_us(monkeypatch, pair, model)
     assert found["architectures"] == ["Qwen3DSparkModel"]
     assert 'write "method": "dspark"' in lines[0]
-
-
-@pytest.mark.parametrize("architecture", ["Qwen3DSparkModel", "DSparkDraftModel"])
-@pytest.mark.parametrize("method", ["dflash", None])
-def test_dspark_is_refused_with_the_method_that_runs_it(
-    pair: Pair, tmp_path: Path, architecture: str, method: str | None
-) -> None:
-    """vLLM refuses it as well under this method, with a list of 300 architectures."""
-    model = drafter(tmp_path / "dspark_dflash", architectures=[architecture])
-    asked: dict[str, Any] = {"num_speculative_tokens": 3, **({"method": method} if method else {})}
-    with pytest.raises(DrafterError, match=rf'{architecture}.* Write "method": "dspark"'):
-        engine_args(pair, model, **asked).create_engine_config()
 
 
 OWN = {
@@ -143,11 +111,10 @@ OWN = {
 @pytest.mark.parametrize("flags", [{}, {"spec_method": "dflash"}, {"spec_tokens": 3}])
 def test_our_options_are_removed_for_vllm(pair: Pair, flags: dict[str, Any]) -> None:
     """The number of drafts is filled in, which vLLM requires and we do not."""
-    args = engine_args(
-        pair, pair.drafter, **({} if "spec_method" in flags else {"method": "dflash"})
-    )
-    args = dataclasses.replace(args, worker_cls=VLLMS_WORKER, **flags)
-    args.speculative_config |= OWN
+    asked = {"num_speculative_tokens": None, **OWN}
+    if "spec_method" in flags:
+        asked["method"] = None
+    args = engine(pair, asked, {"worker_cls": VLLMS_WORKER, **flags})
     with log_lines() as lines:
         config = args.create_engine_config()
     assert config.speculative_config.num_speculative_tokens == flags.get("spec_tokens", 7)
@@ -159,15 +126,15 @@ def test_our_options_are_removed_for_vllm(pair: Pair, flags: dict[str, Any]) -> 
 
 
 def test_all_that_came_by_flags(pair: Pair) -> None:
-    args = engine_args(pair, pair.drafter)
     flags = {"spec_method": "dflash", "spec_model": str(pair.drafter)}
-    args = dataclasses.replace(args, speculative_config=None, worker_cls=VLLMS_WORKER, **flags)
+    args = engine(pair, {}, {"worker_cls": VLLMS_WORKER, **flags})
+    args.speculative_config = None
     assert args.create_engine_config().speculative_config.num_speculative_tokens == 7
 
 
 def test_a_drafter_that_is_redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """VLLM_MODEL_REDIRECT_PATH maps names to folders; vLLM applies it to drafters as well."""
-    folder = drafter(tmp_path / "here", architectures=["LagunaForCausalLM"])
+    folder = drafter(tmp_path / "here", {"architectures": ["LagunaForCausalLM"]})
     redirect = {"some/drafter": str(folder)}.get
     monkeypatch.setattr("vllm.transformers_utils.utils.maybe_model_redirect", redirect)
     assert config_of_drafter({"model": "some/drafter"})["architectures"] == ["LagunaForCausalLM"]

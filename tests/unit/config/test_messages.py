@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from vllm.exceptions import VLLMValidationError
 
 from support import ROOT
 from support.log_lines import log_lines
-from support.pairs import Pair, drafter_config
+from support.pairs import Pair, as_speculators, drafter_config
 from vllm_dflash.checkpoint.read import is_drafter, read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -49,13 +50,32 @@ def test_no_drafts_at_all(pair: Pair, count: int, is_none: bool) -> None:
     assert ("serve without drafts, leave the whole speculative config out" in message) is is_none
 
 
-def test_a_way_of_quantising_that_vllm_lacks_here(pair: Pair, tmp_path: Path) -> None:
-    quantised = {"quantization_config": {"quant_method": "made-up"}}
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (drafter_config(head_dim=12), "head_dim is 12: vLLM's CPU kernels need a multiple of 8"),
+        (
+            drafter_config(hidden_size=60, target_hidden_size=64),
+            "hidden_size is 60: vLLM's CPU kernels need a multiple of 8",
+        ),
+        (
+            {**as_speculators(drafter_config()), "speculators_config": None},
+            "has speculators_model_type but no speculators_config, by which vLLM recognises",
+        ),
+        (  # a way of quantising that vLLM lacks
+            drafter_config(quantization_config={"quant_method": "made-up"}),
+            r"vLLM cannot read quantization_config of config\.json.*made-up",
+        ),
+    ],
+)
+def test_a_config_that_is_refused(
+    pair: Pair, tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
     shutil.copytree(pair.drafter, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "config.json").write_text(json.dumps(drafter_config(**quantised)))
-    message = str(refused(pair, {"model": str(tmp_path)}))
-    assert "vLLM cannot read quantization_config of config.json" in message
-    assert "made-up" in message
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    error = refused(pair, {"model": str(tmp_path)})
+    assert isinstance(error, DrafterError)
+    assert re.search(words, str(error), re.DOTALL)
 
 
 @pytest.mark.parametrize(

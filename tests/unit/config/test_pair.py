@@ -59,6 +59,22 @@ def parallel(tensor: int = 1, data: int = 1) -> Any:
     )
 
 
+def resolved(
+    drafter: Path | str,
+    own: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    *,
+    to: Any = None,
+    ranks: Any = None,
+    **asked: Any,
+) -> Mode:
+    """Resolve settings of our own, for a drafter with these changes of its config, a target, ranks,
+    and the engine's settings that are asked for."""
+    settings = SpeculativeSettings.of({"model": str(drafter), **(own or {})})
+    written = drafter_config(**(config or {}))
+    return resolve(settings, written, to or target(), engine(**asked), ranks or parallel())
+
+
 @pytest.fixture
 def drafter(tmp_path: Path) -> Path:
     save_drafter(tmp_path / "drafter", drafter_config())
@@ -81,11 +97,9 @@ def test_options_of_a_pair_that_fits(
 ) -> None:
     """Weights of a repository are checked while they are loaded."""
     model = str(drafter) if is_folder else "someone/drafter"
-    config = drafter_config()
-    settings = SpeculativeSettings(model=model, **own)
-    options = resolve(settings, config, target(), engine(), parallel(tensor))
+    options = resolved(model, own, ranks=parallel(tensor))
     count, length, ranks = expected
-    spec, free_drafts = parse_config(model, config), length == "adaptive"
+    spec, free_drafts = parse_config(model, drafter_config()), length == "adaptive"
     # A number of drafts that was asked for is the limit.
     room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
     most_free = room if free_drafts else 0
@@ -113,32 +127,28 @@ def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
     expected: tuple[int, int, bool],
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # linear attention
-    settings, config = SpeculativeSettings(model=str(drafter), **own), drafter_config()
-    options = resolve(settings, config, target(**facts), engine(), parallel())
+    options = resolved(drafter, own, to=target(**facts))
     found = options.num_speculative_tokens, options.draft_width, options.free_drafts
     assert found == expected
     assert from_json(options.to_json()) == options
     width = options.draft_width
     most_free = width if options.free_drafts else 0
     without_room = replace(options, num_speculative_tokens=width, most_free=most_free)
-    narrow = engine(max_num_batched_tokens=MOST_FREE_DRAFTS)
-    assert resolve(settings, config, target(**facts), narrow, parallel()) == without_room
+    narrow: dict[str, Any] = {"max_num_batched_tokens": MOST_FREE_DRAFTS}
+    assert resolved(drafter, own, to=target(**facts), **narrow) == without_room
     tiny = target(**facts, max_model_len=MOST_FREE_DRAFTS)  # vLLM makes its steps no larger
-    assert resolve(settings, config, tiny, engine(max_num_seqs=1), parallel()) == without_room
+    assert resolved(drafter, own, to=tiny, max_num_seqs=1) == without_room
 
 
 @pytest.mark.parametrize("own", [{}, {"draft_load_config": {"load_format": "dummy"}}])
 def test_a_drafter_with_made_up_weights_needs_no_files(drafter: Path, own: dict[str, Any]) -> None:
     for file in drafter.glob("*.safetensors"):
         file.unlink()
-    settings = SpeculativeSettings.of({"model": str(drafter), **own})
-    config = drafter_config()
-    made_up = engine(load_format="auto" if own else "dummy")
-    assert resolve(settings, config, target(), made_up, parallel()).draft_width == 7
-    read = {"load_format": "auto"}
-    settings = SpeculativeSettings(model=str(drafter), draft_load_config=read)
+    load_format = "auto" if own else "dummy"
+    assert resolved(drafter, own, load_format=load_format).draft_width == 7
+    read = {"draft_load_config": {"load_format": "auto"}}
     with pytest.raises(DrafterError, match="safetensors"):
-        resolve(settings, config, target(), made_up, parallel())
+        resolved(drafter, read, load_format=load_format)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +173,7 @@ def test_who_may_have_more_drafts_than_a_block(
 ) -> None:
     """Drafts are chains unless trees are asked for."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    settings = SpeculativeSettings.model_validate({"model": str(drafter), **tree})
-    options = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
+    options = resolved(drafter, tree, **asked)
     assert options.draft_width == 7
     assert (options.num_speculative_tokens, options.most_free) == (room, room)
     assert options.runner == ("v2" if is_v2 else "v1")
@@ -192,14 +201,11 @@ def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
     room: int,
 ) -> None:
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    written = {"model": str(drafter), "draft_tree": nodes or 32, **own}
-    settings = SpeculativeSettings.model_validate(written)
-    mode = resolve(settings, drafter_config(), target(), engine(**asked), parallel())
+    own = {"draft_tree": nodes or 32, **own}
+    mode = resolved(drafter, own, **asked)
     assert (mode.tree_nodes, mode.num_speculative_tokens) == (nodes, room)
     assert mode.draft_width == own.get("num_speculative_tokens", 7)
-    state_keeper = target(is_hybrid=True)
-    mode = resolve(settings, drafter_config(), state_keeper, engine(**asked), parallel())
-    assert mode.tree_nodes == 0
+    assert resolved(drafter, own, to=target(is_hybrid=True), **asked).tree_nodes == 0
 
 
 @pytest.mark.parametrize(
@@ -225,19 +231,16 @@ def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
     captures: bool,
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
-    settings = SpeculativeSettings(model=str(drafter), **own)
-    of_target = parallel(data=ranks)
     it = target(is_hybrid=hybrid is not None, architecture=hybrid)
-    options = resolve(settings, drafter_config(), it, engine(**asked), of_target)
-    assert options.captures_lengths is captures
+    mode = resolved(drafter, own, to=it, ranks=parallel(data=ranks), **asked)
+    assert mode.captures_lengths is captures
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:
     width = MOST_FREE_DRAFTS + 3
-    config = drafter_config(block_size=1 + width)
-    save_drafter(tmp_path / "drafter", config)
-    settings = SpeculativeSettings(model=str(tmp_path / "drafter"))
-    options = resolve(settings, config, target(), engine(), parallel())
+    config = {"block_size": 1 + width}
+    save_drafter(tmp_path / "drafter", drafter_config(**config))
+    options = resolved(tmp_path / "drafter", config=config)
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
@@ -245,13 +248,11 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
 def test_the_users_word_on_adaptive_verification(
     drafter: Path, written: bool | None, may_trim: bool
 ) -> None:
-    settings = SpeculativeSettings(model=str(drafter), enable_adaptive_verification=written)
-    assert resolve(settings, drafter_config(), target(), engine(), parallel(1)).may_trim is may_trim
+    assert resolved(drafter, {"enable_adaptive_verification": written}).may_trim is may_trim
 
 
 def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
-    settings = SpeculativeSettings(model=str(drafter), objective="throughput", draft_window=12)
-    mode = resolve(settings, drafter_config(), target(), engine(), parallel())
+    mode = resolved(drafter, {"objective": "throughput", "draft_window": 12})
     assert from_json(mode.to_json()) == mode
     assert (mode.is_fair, mode.drafter.draft_window) == (False, 12)
     assert not mode.chooses_window
@@ -259,15 +260,15 @@ def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
 
 def test_a_window_that_is_chosen(drafter: Path) -> None:
     """The checkpoint's windows stay. It cannot be chosen where ranks have parts of contexts."""
-    settings = SpeculativeSettings(model=str(drafter), draft_window="auto")
-    mode = resolve(settings, drafter_config(), target(), engine(), parallel())
+    auto = {"draft_window": "auto"}
+    mode = resolved(drafter, auto)
     assert from_json(mode.to_json()).chooses_window
     assert mode.drafter.draft_window is None
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         split = parallel()
         setattr(split, name, 2)
         with pytest.raises(ValueError, match=f"draft_window is 'auto', but .*{name} is 2"):
-            resolve(settings, drafter_config(), target(), engine(), split)
+            resolved(drafter, auto, ranks=split)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +282,7 @@ def test_a_window_that_is_chosen(drafter: Path) -> None:
 def test_pairs_that_vllm_takes_as_well(
     drafter: Path, asked: int, config: dict[str, Any], width: int, remarks: int
 ) -> None:
-    settings = SpeculativeSettings(model=str(drafter), num_speculative_tokens=asked)
-    written = drafter_config(**config)
-    options = resolve(settings, written, target(), engine(), parallel())
+    options = resolved(drafter, {"num_speculative_tokens": asked}, config)
     assert options.draft_width == width
     spec = options.drafter
     assert (spec.vocab_size, spec.draft_vocab_size, len(spec.remarks)) == (320, 320, remarks)
@@ -301,9 +300,8 @@ def test_pairs_that_vllm_takes_as_well(
 def test_pairs_that_are_refused(
     drafter: Path, own: dict[str, Any], config: dict[str, Any], tensor: int, words: str
 ) -> None:
-    settings = SpeculativeSettings(model=str(drafter), **own)
     with pytest.raises(DrafterError, match=words):
-        resolve(settings, drafter_config(**config), target(), engine(), parallel(tensor))
+        resolved(drafter, own, config, ranks=parallel(tensor))
 
 
 @pytest.mark.parametrize(

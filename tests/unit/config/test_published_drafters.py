@@ -24,36 +24,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """Entries by name; the name of an earlier revision ends in "--first"."""
 
-READ = [
-    "AdaFlash/Qwen3-8B-AdaFlash",
-    "FlashDriveVLA/Alpamayo-R1-10B-DFlash",
-    "RedHatAI/DeepSeek-V4-Flash-speculator.dflash",
-    "RedHatAI/Qwen3-8B-speculator.dflash",
-    "RedHatAI/gemma-4-31B-it-speculator.dflash",
-    "XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash",
-    "ornith-ai/Ornith-1.5-35B-A3B-DFlash",
-    "poolside/Laguna-XS.2-speculator.dflash",
-    "z-lab/Kimi-K2.5-DFlash",
-    "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
-    "z-lab/Qwen3-4B-DFlash-b16",
-    "z-lab/Qwen3-8B-DFlash-b16",
-    "z-lab/Qwen3-Coder-30B-A3B-DFlash",
-    "z-lab/Qwen3-Coder-Next-DFlash",
-    "z-lab/Qwen3.5-122B-A10B-DFlash",
-    "z-lab/Qwen3.5-27B-DFlash",
-    "z-lab/Qwen3.5-27B-DFlash--first",
-    "z-lab/Qwen3.5-35B-A3B-DFlash",
-    "z-lab/Qwen3.5-4B-DFlash",
-    "z-lab/Qwen3.5-9B-DFlash",
-    "z-lab/Qwen3.5-9B-DFlash--first",
-    "z-lab/Qwen3.6-27B-DFlash",
-    "z-lab/Qwen3.6-35B-A3B-DFlash",
-    "z-lab/Qwen3.6-35B-A3B-DFlash--first",
-    "z-lab/gemma-4-26B-A4B-it-DFlash",
-    "z-lab/gemma-4-31B-it-DFlash",
-    "z-lab/gpt-oss-120b-DFlash",
-    "z-lab/gpt-oss-20b-DFlash",
-]
+READ = [name for name, entry in PUBLISHED.items() if "means" in entry]
 LEFT_TO_VLLM = {
     "RedHatAI/Qwen3.6-35B-A3B-speculator.dspark": "Qwen3DSparkModel",
     "RedHatAI/GLM-5.3-speculator.dspark": "Qwen3DSparkModel",

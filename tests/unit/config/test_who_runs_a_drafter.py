@@ -1,18 +1,25 @@
-"""Which code runs a drafter: ours, vLLM's, or none. Without an engine's settings."""
+"""Which code runs a drafter: ours, vLLM's, or none; and on which runner, with which worker."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config import left_to_vllm
 from vllm_dflash.config.left_to_vllm import architecture_of_vllm, config_of_drafter, why_left
+from vllm_dflash.config.mode import (
+    CPU_WORKER_V1,
+    CPU_WORKER_V2,
+    GPU_WORKER,
+    runner_here,
+    worker_here,
+)
 
 
 def architectures(*names: Any) -> dict[str, Any]:
@@ -45,24 +52,27 @@ def test_architectures(config: dict[str, Any], architecture: str | None) -> None
     assert architecture_of_vllm(config) == architecture
 
 
-def write(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    (folder / "config.json").write_text(json.dumps(config))
-    return {"method": "dflash", "model": str(folder)}
+PLAIN = architectures("DFlashDraftModel")
 
 
-def why(requested: dict[str, Any], *, has_watermark: bool = False, **changes: Any) -> list[str]:
-    """Return reasons for an engine that is ours except for its drafter, and these changes to its
-    parallel config."""
-    target: Any = SimpleNamespace(is_moe=False, is_hybrid=False, is_multimodal_model=False)
+def why(
+    config: dict[str, Any], *, has_watermark: bool = False, asked: Any = None, **changes: Any
+) -> list[str]:
+    """Return reasons for an engine that is ours except for its drafter, settings that are asked
+    for, and these changes to its parallel config."""
+    target: Any = SimpleNamespace(
+        model="target", is_moe=True, is_hybrid=False, is_multimodal_model=False
+    )
     parallel: Any = SimpleNamespace(
         worker_cls="auto",
         pipeline_parallel_size=1,
         data_parallel_size=1,
         tensor_parallel_size=1,
         distributed_executor_backend="mp",
+        use_ubatching=False,
     )
     vars(parallel).update(changes)
-    config = config_of_drafter(requested)
+    requested = {"model": "it", **(asked or {})}
     return why_left(requested, config, target, parallel, has_watermark=has_watermark)
 
 
@@ -71,22 +81,16 @@ def test_without_a_drafter_there_is_no_config(model: Any) -> None:
     """A missing model is reported later, with the settings as a whole."""
     for requested in ({"method": "dflash", "model": model}, {"method": "dflash"}):
         assert config_of_drafter(requested) == {}
-        assert why(requested) == []
+    assert why({}) == []
 
 
 @pytest.mark.parametrize(
     ("has_watermark", "method", "is_left"),
     [(True, "probabilistic", True), (True, "greedy", False), (False, "probabilistic", False)],
 )
-def test_watermarks_of_sampled_drafts(
-    tmp_path: Path, has_watermark: bool, method: str, is_left: bool
-) -> None:
+def test_watermarks_of_sampled_drafts(has_watermark: bool, method: str, is_left: bool) -> None:
     """vLLM 0.33 has watermarks; with other drafts, no vLLM engine starts."""
-    requested = {
-        **write(tmp_path, architectures("DFlashDraftModel")),
-        "draft_sample_method": method,
-    }
-    reasons = why(requested, has_watermark=has_watermark)
+    reasons = why(PLAIN, has_watermark=has_watermark, asked={"draft_sample_method": method})
     assert [("a watermark needs" in reason) for reason in reasons] == [True] * is_left
 
 
@@ -104,7 +108,6 @@ def test_watermarks_of_sampled_drafts(
 @pytest.mark.parametrize("method", ["probabilistic", "greedy"])
 def test_drafters_whose_drafts_can_be_sampled(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     config: dict[str, Any],
     its_runner: str,
     is_left: bool,
@@ -112,20 +115,18 @@ def test_drafters_whose_drafts_can_be_sampled(
 ) -> None:
     """Walks choose each token by the one before it, so vLLM's own DFlash can sample them."""
     monkeypatch.setattr(left_to_vllm, "runner_here", lambda: its_runner)
-    reasons = why({**write(tmp_path, config), "draft_sample_method": method})
+    reasons = why(config, asked={"draft_sample_method": method})
     said = [reason.startswith("draft_sample_method is 'probabilistic'") for reason in reasons]
     assert said == [True] * (is_left and method == "probabilistic")
 
 
 @pytest.mark.parametrize("written", ["Qwen3XPressModel", "DFlash2BeamDraftModel"])
-def test_drafters_that_vllm_033_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str
-) -> None:
+def test_drafters_that_vllm_033_runs(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
     """Its registry has each architecture under its own name and under a DFlash drafter's."""
     name = written if written.startswith("DFlash") else f"DFlash{written}"
     for each in {written, name}:
         monkeypatch.setitem(ModelRegistry.models, each, ModelRegistry.models["DFlashDraftModel"])
-    (reason,) = why(write(tmp_path, architectures(written)))
+    (reason,) = why(architectures(written))
     assert f"has architecture {name}, which vLLM's own code runs" in reason
 
 
@@ -145,28 +146,79 @@ FIXED = {"draft_length": "fixed"}
 )
 def test_adaptive_lengths_with_an_external_launcher_are_left_to_vllm(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     size: int,
     asked: dict[str, Any],
     its_runner: str,
     is_left: bool,
 ) -> None:
     monkeypatch.setattr(left_to_vllm, "runner_here", lambda: its_runner)
-    requested = write(tmp_path, architectures("DFlashDraftModel")) | asked
-    assert why(requested, tensor_parallel_size=size) == []
+    assert why(PLAIN, asked=asked, tensor_parallel_size=size) == []
+    launcher = "external_launcher"
     reasons = why(
-        requested, tensor_parallel_size=size, distributed_executor_backend="external_launcher"
+        PLAIN, asked=asked, tensor_parallel_size=size, distributed_executor_backend=launcher
     )
     assert ["external_launcher" in reason for reason in reasons] == [True] * is_left
 
 
-def test_fly_is_left_to_vllm(tmp_path: Path) -> None:
+def test_fly_is_left_to_vllm() -> None:
     """A way of verifying drafts that vLLM 0.33 has."""
-    requested = write(tmp_path, architectures("DFlashDraftModel"))
-    (reason,) = why({**requested, "rejection_sample_method": "fly"})
+    (reason,) = why(PLAIN, asked={"rejection_sample_method": "fly"})
     assert "rejection_sample_method is 'fly'" in reason
 
 
 def test_no_such_drafter(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match=r"this folder has no config\.json"):
         config_of_drafter({"model": str(tmp_path)})
+
+
+@pytest.fixture
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+
+
+@pytest.mark.usefixtures("_cuda")
+@pytest.mark.parametrize("is_v2", [None, True, False])
+@pytest.mark.parametrize("has_triton", [True, False])
+@pytest.mark.parametrize("splits", [True, False])
+def test_cuda_gets_its_own_worker_on_v2(
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool | None, has_triton: bool, splits: bool
+) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
+    assert worker_here() == GPU_WORKER
+    if is_v2 or (is_v2 is None and has_triton and not splits):
+        assert runner_here() == "v2"
+        assert why(PLAIN, use_ubatching=splits) == []
+        assert why(PLAIN, worker_cls=GPU_WORKER, use_ubatching=splits) == []
+        (reason,) = why(PLAIN, worker_cls=CPU_WORKER_V1, use_ubatching=splits)
+        assert "worker_cls is" in reason
+    else:
+        (reason,) = why(PLAIN, use_ubatching=splits)
+        assert "this engine gets V1" in reason
+        assert ("--enable-dbo" in reason) == (splits and is_v2 is None)
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "has_triton", "runner", "worker"),
+    [
+        (None, False, "v1", CPU_WORKER_V1),
+        (None, True, "v2", CPU_WORKER_V2),  # also on a CPU: vLLM's own choice
+        (False, True, "v1", CPU_WORKER_V1),
+        (True, False, "v2", CPU_WORKER_V2),
+    ],
+)
+def test_a_cpu_has_a_worker_for_each_runner(
+    monkeypatch: pytest.MonkeyPatch, is_v2: bool | None, has_triton: bool, runner: str, worker: str
+) -> None:
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
+    assert (runner_here(), worker_here()) == (runner, worker)
+    assert why(PLAIN) == why(PLAIN, worker_cls=worker) == why(PLAIN, use_ubatching=True) == []
+    assert "worker_cls is" in why(PLAIN, worker_cls=GPU_WORKER)[0]
+
+
+def test_other_platforms_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    (reason,) = why(PLAIN, worker_cls="mine.Worker")
+    assert "CPU and CUDA platforms" in reason

@@ -99,13 +99,13 @@ def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) 
 
 def test_what_workers_found_out_comes_with_the_first_output(scheduler: Any) -> None:
     scheduled, output = step({"a": 0}, {"a": 1})
-    facts = WorkerFacts(profiled_costs(), [0, 5, 7], trims=True, looks_up=True)
+    facts = WorkerFacts(profiled_costs(), [0, 5, 7], trims=True)
     FACTS.attach(output, facts)
     (outputs,) = scheduler.update_from_output(scheduled, output).values()
     assert isinstance(outputs, EngineCoreOutputs)
     planner = scheduler.planner
     assert planner.costs is facts.costs
-    assert (planner.trims, planner.looks_up) == (True, True)
+    assert planner.trims
 
 
 def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:

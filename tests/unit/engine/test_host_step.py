@@ -432,7 +432,7 @@ def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
     assert [way.steps for way in ways] == [0, 1, 0]  # the first step has no known time
     assert ways[1].seconds == pytest.approx(second.draft_seconds / 2)
     rest = (second.seconds - second.draft_seconds) / 2
-    assert host.windows.classes[0].rest_seconds == pytest.approx(rest)
+    assert host.windows.classes[0].rest.seconds == pytest.approx(rest)
     host.verify("ab", [2, 2], [3, 1])
     assert [(way.verified, way.accepted) for way in ways] == [(0, 0), (2, 2), (0, 0)]
     assert next(turns, None) is None  # a step without blocks asks for no window

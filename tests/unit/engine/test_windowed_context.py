@@ -77,7 +77,7 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     whole, window, small = windows.chooser.classes[0].ways
     assert (window.verified, window.accepted) == (1, 3)
     assert (window.steps, window.seconds) == (1, pytest.approx(0.125 / 3))
-    assert windows.chooser.classes[0].rest_seconds == pytest.approx(0.125)
+    assert windows.chooser.classes[0].rest.seconds == pytest.approx(0.125)
     assert whole.verified == whole.steps == small.verified == small.steps == 0
     (reported,) = windows.chooser.report()
     assert reported["block_ms"] == [0.0, pytest.approx(125 / 3, abs=0.001), 0.0]

@@ -28,12 +28,11 @@ def by_hand(
     *curve: float,
     choices: tuple[int, ...] = (1, 2, 3),
     costs: StepCosts | None = None,
-    looks_up: bool = False,
     **rules: Any,
 ) -> AheadPlanner:
     """Plan K drafts, each with the given survival. n rows take 10 + n ms to verify, and (2 + n) / 4
     ms to draft."""
-    planner = AheadPlanner(len(curve), 8, looks_up=looks_up)
+    planner = AheadPlanner(len(curve), 8)
     planner.start(costs or straight_costs(), choices, **rules)
     planner.forecast = ToldForecast(np.array(curve), 0.5, 16)
     planner.probes = ToldProbes()
@@ -138,7 +137,7 @@ def test_nobody_is_probed_who_has_no_place() -> None:
 
 
 def test_calibrations_learn_of_block_and_text_apart() -> None:
-    planner = AheadPlanner(3, 8, looks_up=True)
+    planner = AheadPlanner(3, 8)
     planner.start(straight_costs(), range(4))
     block, text = Calibration(3), planner.text_chances.rates.copy()
     step = step_of(names(3), np.array([3, 2, 0]), np.array([1, 2, 0]))
@@ -172,7 +171,7 @@ def test_what_a_step_brings_is_each_requests_own(monkeypatch: pytest.MonkeyPatch
     """Three of five requests have a block. The first and last of these also have a text, which was
     promised for the last. An inner request has no block, and one is in its prompt; both have
     texts."""
-    planner, seen = AheadPlanner(3, 8, looks_up=True), list[Any]()
+    planner, seen = AheadPlanner(3, 8), list[Any]()
     planner.start(straight_costs(), range(4))
     monkeypatch.setattr(planner.forecast, "observe", lambda *what: seen.append(what))
     rows = planner._rows(names(5))
@@ -205,7 +204,7 @@ def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
 
 @pytest.mark.parametrize("rules", [TRIMMED, ANY])
 def test_where_a_text_goes_on_no_block_is_needed(rules: dict[str, Any]) -> None:
-    planner = by_hand(0.05, 0.02, 0.01, looks_up=True, **rules)
+    planner = by_hand(0.05, 0.02, 0.01, **rules)
     going_on(planner)
     ahead = planner.plan(names(2), short(2))
     assert not ahead.runs_block
@@ -218,7 +217,7 @@ def test_where_a_text_goes_on_no_block_is_needed(rules: dict[str, Any]) -> None:
 
 
 def test_what_goes_round_in_circles_promises_no_more_than_a_circle() -> None:
-    planner = by_hand(0.05, 0.02, 0.01, looks_up=True)
+    planner = by_hand(0.05, 0.02, 0.01)
     for _ in range(20):
         step = step_of(["a"], np.array([3]), np.array([2]))
         told = outcomes_of([3], 3, source=TEXT, matches=40, lengths=2, known=[2], came_true=[2])
@@ -230,7 +229,7 @@ def test_what_goes_round_in_circles_promises_no_more_than_a_circle() -> None:
 
 
 def test_a_match_that_has_ended_promises_what_is_typical() -> None:
-    planner = by_hand(0.05, 0.02, 0.01, looks_up=True)
+    planner = by_hand(0.05, 0.02, 0.01)
     going_on(planner)
     assert planner.promises[planner._rows(names(1))][0, 0] > 0.8
     step = step_of(names(2), np.array([3, 0]), np.array([1, 0]))
@@ -316,7 +315,7 @@ def test_blocks_that_pay_are_no_probes() -> None:
 
 
 def test_what_is_learned_is_sent_as_copies() -> None:
-    planner = by_hand(0.1, 0.1, 0.1, looks_up=True)
+    planner = by_hand(0.1, 0.1, 0.1)
     learned = planner.learned()
     assert learned is not None
     before = [np.array(one).copy() for one in learned]

@@ -1,13 +1,25 @@
-"""How measurements move the cost model, with numbers worked out by hand."""
+"""The cost model, and how measurements move it, with numbers worked out by hand."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from support.levels import Level, correct, estimate_of
-from support.planner_world import curve, straight_costs
+from support.planner_world import curve, names, profiled_costs, straight_costs
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
 from vllm_dflash.planning.step import StepRecord
+
+
+def test_a_curve_interpolates_and_goes_on_with_its_last_slope() -> None:
+    line = curve({1: 10.0, 3: 20.0, 5: 40.0})
+    assert line.at(np.array([1, 2, 3, 4, 7])) * 1000 == pytest.approx([10, 15, 20, 30, 60])
+
+
+def test_a_profile_that_dips_is_made_non_decreasing() -> None:
+    assert curve({1: 10.0, 2: 9.0, 4: 12.0}).at(np.array([1, 2, 4])) * 1000 == pytest.approx(
+        [10, 10, 12]
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,18 +114,9 @@ def test_a_level_is_linear_between_powers_of_two() -> None:
     assert level.at(3) == pytest.approx(0.004 + 0.004 * 0.5849625)
 
 
-def timed(num_requests: int, rows: int, ms: float, **more: float) -> StepRecord:
-    step = StepRecord(
-        [str(row) for row in range(num_requests)], np.ones(num_requests, dtype=int), rows
-    )
-    step.target_seconds = ms / 1000
-    for name, value in more.items():
-        setattr(step, name, value)
-    return step
-
-
-def verify_curve() -> Curve:
-    return straight_costs().verify
+def timed(num_requests: int, rows: int, ms: float, **more: Any) -> StepRecord:
+    ones = np.ones(num_requests, dtype=int)
+    return StepRecord(names(num_requests), ones, rows, target_seconds=ms / 1000, **more)
 
 
 def test_a_steps_estimate_has_four_parts() -> None:
@@ -138,7 +141,7 @@ def test_no_step_takes_less_than_half_its_forward_pass() -> None:
 
 
 def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
-    costs, curve = straight_costs(), verify_curve()
+    costs, curve = straight_costs(), straight_costs().verify
     estimate = costs.observe(timed(4, 4, 16.0, count=3))
     assert estimate.target_seconds == pytest.approx(0.014)
     assert Level(costs).at(4) == pytest.approx(0.002)
@@ -151,7 +154,7 @@ def test_an_undrafted_step_teaches_the_plain_level_and_the_curve() -> None:
 
 
 def test_a_drafted_step_teaches_the_verify_level() -> None:
-    costs, curve = straight_costs(), verify_curve()
+    costs, curve = straight_costs(), straight_costs().verify
     Level(costs).correct(1, 0.002, 1)
     correct(curve, 10, 0.023, 0.05)
     costs.observe(timed(4, 10, 25.0))  # 10 + 10 + 2 ms were expected
@@ -247,3 +250,64 @@ def test_prompts_in_one_step_of_a_hundred_do_not_count() -> None:
     assert shared_with_prompts(0.0099, 64).decoding(8, np.array([8, 16])) == pytest.approx(alone)
     shared = shared_with_prompts(0.01, 64).decoding(8, np.array([8, 16]))
     assert shared == pytest.approx(alone - 0.01 * 0.010)
+
+
+@pytest.mark.parametrize("num_requests", [1, 6, 32])
+def test_step_costs_find_what_the_profile_did_not_see(num_requests: int) -> None:
+    """Plain steps are 20% slower than profiled, verifying costs 2 ms more, drafting double."""
+    costs, truth = profiled_costs(), profiled_costs()
+    drafted = num_requests * 3
+    plain = 1.2 * float(truth.verify.at(num_requests))
+    verify = 1.2 * float(truth.verify.at(drafted)) + 0.002
+    draft = 2 * float(truth.draft.at(drafted))
+    block: dict[str, Any] = {"draft_rows": drafted, "draft_seconds": draft}
+    for _ in range(150):
+        costs.observe(timed(num_requests, num_requests, 1000 * plain))
+        costs.observe(timed(num_requests, drafted, 1000 * verify, **block))
+    estimate = estimate_of(costs, timed(num_requests, drafted, 0.0, **block))
+    assert estimate.target_seconds == pytest.approx(verify, rel=0.02)
+    assert estimate.draft_seconds == pytest.approx(draft, rel=0.02)
+    assert estimate.plain_seconds == pytest.approx(plain, rel=0.02)
+
+
+@pytest.mark.parametrize("num_requests", [1, 6, 32])
+def test_drafts_make_no_step_faster(num_requests: int) -> None:
+    """Steps without drafts were measured on a machine that was busy then. Now that drafting seems
+    to pay, only steps with drafts are: they tell that the others would not take that long."""
+    costs, rows = profiled_costs(), num_requests + 3
+    usual = float(costs.verify.at(num_requests)), float(costs.verify.at(rows))
+    for _ in range(20):
+        costs.observe(timed(num_requests, num_requests, 1000 * usual[0]))
+        costs.observe(timed(num_requests, rows, 1000 * usual[1]))
+    for _ in range(20):
+        costs.observe(timed(num_requests, num_requests, 1500 * usual[0]))
+    busy = estimate_of(costs, timed(num_requests, rows, 1000 * usual[1]))
+    assert busy.plain_seconds > 1.3 * usual[0]
+    for _ in range(25):
+        costs.observe(timed(num_requests, rows, 1000 * usual[1]))
+    found = estimate_of(costs, timed(num_requests, rows, 1000 * usual[1]))
+    assert found.plain_seconds < 1.06 * usual[1]
+    assert found.target_seconds == pytest.approx(usual[1], rel=0.03)
+    # What verifying itself takes is no reason to think less of it.
+    slower = usual[1] + 0.004
+    for _ in range(40):
+        costs.observe(timed(num_requests, num_requests, 1000 * usual[0]))
+        costs.observe(timed(num_requests, rows, 1000 * slower))
+    found = estimate_of(costs, timed(num_requests, rows, 1000 * slower))
+    assert found.plain_seconds == pytest.approx(usual[0], rel=0.03)
+    assert found.target_seconds == pytest.approx(slower, rel=0.03)
+
+
+@pytest.mark.parametrize("num_requests", [1, 6, 32])
+def test_a_profile_that_is_too_steep_says_nothing_about_plain_steps(num_requests: int) -> None:
+    """Steps with drafts take less than profiled, and still more than steps without."""
+    costs, rows = profiled_costs(), 4 * num_requests
+    plain = float(costs.verify.at(num_requests))
+    verify = 0.5 * (plain + float(costs.verify.at(rows)))
+    for number in range(100):
+        if number < 10:
+            costs.observe(timed(num_requests, num_requests, 1000 * plain))
+        costs.observe(timed(num_requests, rows, 1000 * verify))
+        found = estimate_of(costs, timed(num_requests, rows, 1000 * verify))
+        assert found.plain_seconds == pytest.approx(plain, rel=0.06)
+    assert found.target_seconds == pytest.approx(verify, rel=0.02)

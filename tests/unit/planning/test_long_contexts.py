@@ -134,18 +134,22 @@ def test_a_block_over_long_contexts_is_learned_too() -> None:
     assert costs.block(3, 200) == pytest.approx(0.00102, rel=0.05)
 
 
+def after_a_block(step: StepRecord, window: Window = WHOLE) -> tuple[float, float]:
+    """Return the cost of a token of context and of 3 rows, learned from a step whose last request
+    had a block."""
+    costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
+    is_last = np.arange(step.num_requests) == step.num_requests - 1
+    step.plan = Plan(is_last, width=2, window=window)
+    step.draft_rows, step.draft_seconds = 3, 0.0012
+    costs.observe(step)
+    return costs.attention.block, costs.block(3)
+
+
 def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
     """The length of its own context counts, and not how many other requests there are."""
-    learned = []
-    for others in (0, 3):
-        costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
-        step = timed([20_000] * (1 + others), 0, 11.0 + others)
-        step.plan = Plan(np.arange(1 + others) == others, width=2, price=0.0, speedup=1.0)
-        step.draft_rows, step.draft_seconds = 3, 0.0012
-        costs.observe(step)
-        learned.append((costs.attention.block, costs.block(3)))
-    assert learned[0] == pytest.approx(learned[1])
-    assert learned[0][0] > 0
+    alone = after_a_block(timed([20_000], 0, 11.0))
+    assert alone == pytest.approx(after_a_block(timed([20_000] * 4, 0, 14.0)))
+    assert alone[0] > 0
 
 
 WINDOW = Window(1000, 1024, 0)
@@ -182,15 +186,8 @@ def test_a_drafter_with_a_window_pays_for_long_contexts(runner: str) -> None:
 
 
 def test_what_a_block_with_a_window_took_is_attributed_to_the_window() -> None:
-    learned = []
-    for window, tokens in ((WINDOW, 100_000), (WHOLE, 1000)):
-        costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
-        step = timed([tokens], 0, 11.0)
-        step.plan = Plan(np.ones(1, bool), width=2, price=0.0, speedup=1.0, window=window)
-        step.draft_rows, step.draft_seconds = 3, 0.0012
-        costs.observe(step)
-        learned.append((costs.attention.block, costs.block(3)))
-    assert learned[0] == pytest.approx(learned[1])
+    of_window = after_a_block(timed([100_000], 0, 11.0), WINDOW)
+    assert of_window == pytest.approx(after_a_block(timed([1000], 0, 11.0)))
 
 
 def test_a_timed_block_ahead_is_that_of_its_own_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_v2_gives_fewer_places_to_the_only_copy_of_many() -> None:
     count = 32
     lengths = {}
     for fair in (False, True):
-        ours = AheadPlanner(15, count, looks_up=True, fair=fair)
+        ours = AheadPlanner(15, count, fair=fair)
         ours.start(COSTS, range(16))
         rows = ours._rows(names(count))
         ours.promises[rows] = 0.0

@@ -13,12 +13,12 @@ import pytest
 
 from support.ahead_scheduler import Fixed
 from support.cost_table import CostTable
-from support.judge import REGIMES, Regime, fixed_rates, ours, planner_of, rate_of, table_of
+from support.judge import REGIMES, Regime, fixed_rates, ours, planner_of, rate_of
 from support.recorded_drafts import RecordedDrafts, recorded_drafts
 from support.simulated_pipeline import Pipeline
 from vllm_dflash.planning.costs import Attention
 
-GPU, CPU = table_of("assumed_gpu"), table_of("cpu_2_cores")
+GPU, CPU = CostTable.read("assumed_gpu"), CostTable.read("cpu_2_cores")
 TRIMS, CAPTURED, ANY = REGIMES.values()
 ALL = pytest.mark.parametrize("regime", REGIMES.values(), ids=[*REGIMES])
 

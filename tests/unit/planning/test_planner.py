@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.planner_world import Undrafted, World, names, planner, rate_of
+from support.planner_world import World, names, planner, rate_of
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning.planner import Planner
 
@@ -18,14 +18,14 @@ LENGTHS = (1, 2, 3, 5, 7)
 @pytest.mark.parametrize("num_requests", [1, 4, 16, 32, 64])
 def test_at_least_as_fast_as_plain_and_any_fixed_length(num_requests: int) -> None:
     fixed = [rate_of(FixedLength(length), num_requests) for length in LENGTHS]
-    best = max(rate_of(Undrafted(), num_requests), *fixed)
+    best = max(rate_of(FixedLength(0), num_requests), *fixed)
     assert rate_of(planner(), num_requests) > 0.99 * best
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
 def test_useless_drafts_cost_next_to_nothing(num_requests: int) -> None:
     ours = rate_of(planner(), num_requests, steps=1500, **USELESS)
-    assert ours > 0.985 * rate_of(Undrafted(), num_requests, steps=1500, **USELESS)
+    assert ours > 0.985 * rate_of(FixedLength(0), num_requests, steps=1500, **USELESS)
 
 
 @pytest.mark.parametrize(("num_requests", "hidden_ms"), [(1, 60.0), (4, 60.0), (8, 45.0)])
@@ -35,7 +35,7 @@ def test_drafts_that_take_longer_than_profiled_are_not_charged_to_plain_decoding
     """If every step verifies drafts, only a check shows that plain decoding is faster."""
     world = {"sure": 0.9, "unsure": 0.9, "hidden_ms": hidden_ms}
     ours = rate_of(planner(), num_requests, steps=1000, **world)
-    assert ours > 0.95 * rate_of(Undrafted(), num_requests, steps=1000, **world)
+    assert ours > 0.95 * rate_of(FixedLength(0), num_requests, steps=1000, **world)
 
 
 @pytest.mark.parametrize("overrated", [0.4, 2.5])
@@ -47,7 +47,7 @@ def test_a_drafter_that_misjudges_itself(num_requests: int, overrated: float) ->
 
 
 def test_choosing_by_request_beats_every_fixed_length_around_the_crossover() -> None:
-    best = max(rate_of(Undrafted(), 16), *(rate_of(FixedLength(k), 16) for k in LENGTHS))
+    best = max(rate_of(FixedLength(0), 16), *(rate_of(FixedLength(k), 16) for k in LENGTHS))
     assert rate_of(planner(), 16) > 1.05 * best
 
 
@@ -111,12 +111,12 @@ def test_new_requests_start_from_what_others_have_shown() -> None:
         world.run(names(4, first), 6)
         first += 4
     ours = (world.tokens - before[0]) / (world.seconds - before[1])
-    assert ours > 1.3 * rate_of(Undrafted(), 4)
+    assert ours > 1.3 * rate_of(FixedLength(0), 4)
     useless, first = World(planner(), **USELESS), 0
     for _ in range(100):
         useless.run(names(4, first), 6)
         first += 4
-    assert useless.rate > 0.97 * rate_of(Undrafted(), 4)
+    assert useless.rate > 0.97 * rate_of(FixedLength(0), 4)
 
 
 def test_planning_never_sees_a_token() -> None:

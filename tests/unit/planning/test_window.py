@@ -238,3 +238,5 @@ def test_a_line_for_the_log() -> None:
     assert " ms, " in line
     assert "; 1024: " in line
     assert "; 256: " in line
+    run(chooser, 9000, 1, accepted=(2.0, 2.0, 2.0), seconds=(0.010, 0.002, 0.004))
+    assert "4096 and more tokens: " in described(chooser.report())

@@ -59,8 +59,6 @@ class WorkerFacts:
     """Whether the device drops drafts that are not worth verifying."""
     ragged_seconds: float = 0.0
     """Extra time of a step whose requests have different lengths, in seconds."""
-    looks_up: bool = False
-    """Whether texts are looked up for free drafts."""
 
 
 DIRECTIONS: Message[Directions] = Message("dflash_directions")

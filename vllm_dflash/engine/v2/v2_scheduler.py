@@ -282,7 +282,6 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         return outputs
 
     def _start(self, facts: WorkerFacts) -> None:
-        self.planner.looks_up = facts.looks_up
         self.planner.start(
             facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
         )

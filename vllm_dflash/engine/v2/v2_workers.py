@@ -69,11 +69,10 @@ class V2Worker(DraftingWorker):
             lengths_to_choose(self.model_runner, self.drafter.mode.draft_width),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
-            looks_up=self.drafter.step.free_drafts is not None,
         )
         self._to_send += ((FACTS, facts),)
         if self.rank == 0:
-            if facts.looks_up:
+            if self.drafter.step.free_drafts is not None:
                 log_free_drafts(self.drafter.mode)
             log_lengths(facts.lengths, facts.ragged_seconds, self.drafter.untrimmed)
 
