@@ -36,7 +36,6 @@ from faults.fault import LISTS, Fault, read_faults
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"
 RESULTS = BUILD / "planted_faults.jsonl"
-RUNNERS = ("v1", "v2")
 NOT_TRIED = "tests/unit/test_planted_faults.py"
 """Fails with any fault planted, because its edit no longer fits."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
@@ -119,32 +118,43 @@ class Copy:
         self, fault: Fault, number: int, runner: str, arguments: Sequence[str]
     ) -> str | None:
         """Return the first test that fails with a fault and passes without."""
+        options = [one for one in arguments if one.startswith("--")]
         while True:
             with self.planted(fault, number):
                 by = self.first_failure(runner, [*arguments, *self.deselected])
-            if by is None or "::" not in by or self.first_failure(runner, [by]) is None:
+            if by is None or "::" not in by or self.first_failure(runner, [*options, by]) is None:
                 return by
             self.deselected.append(f"--deselect={by}")
+
+
+def text_of(test: Path) -> str:
+    """Return the text of a test and of the modules of `support` that it imports."""
+    text = test.read_text()
+    names = re.findall(r"from support\.(\w+) import", text)
+    return "\n".join([text, *((ROOT / f"tests/support/{name}.py").read_text() for name in names)])
 
 
 def unit_tests(fault: Fault) -> Iterator[list[str]]:
     """Yield the files of unit tests that import the faulty module; then the others of its room."""
     module = Path(fault.file).with_suffix("")
     imported = re.compile(rf"\b{re.escape('.'.join(module.parts[-2:]))}\b")
-    of_room = f"tests/unit/{(*module.parts[1:-1], 'test_')[0]}"
+    package, *rooms = module.parts[:-1]
+    room = (*rooms, "test_")[0] if package == "vllm_dflash" else package
     nearest, others = [], []
     for path in sorted((ROOT / "tests/unit").rglob("test_*.py")):
         file = str(path.relative_to(ROOT))
-        if imported.search(path.read_text()):
+        if imported.search(text_of(path)):
             nearest.append(file)
-        elif file.startswith(of_room) and file != NOT_TRIED:
+        elif file.startswith(f"tests/unit/{room}") and file != NOT_TRIED:
             others.append(file)
     yield from filter(None, (nearest, others))
 
 
 def try_fault(copy: Copy, fault: Fault, number: int, arguments: list[str]) -> Outcome:
     """Run tests until one notices."""
-    runners = RUNNERS[::-1] if "/v2/" in fault.file else RUNNERS
+    runners = ["v2", "v1"] if "/v2/" in fault.file else ["v1", "v2"]
+    if "--emulated" in arguments:  # the choice is vLLM's
+        runners = ["v1"]
     by, runner = None, ""
     for tests, runner in product([arguments] if arguments else unit_tests(fault), runners):
         if (by := copy.caught_by(fault, number, runner, tests)) is not None:
@@ -199,7 +209,7 @@ def main() -> None:
     if settings.only:
         faults = [fault for fault in faults if fault.name.startswith(tuple(settings.only))]
     BUILD.mkdir(exist_ok=True)
-    outcomes = {} if settings.again else known_outcomes(faults)
+    outcomes = {} if settings.again or settings.pytest else known_outcomes(faults)
     if settings.survivors:
         outcomes = {name: one for name, one in outcomes.items() if one.by}
     todo = [fault for fault in faults if fault.name not in outcomes]
