@@ -7,8 +7,8 @@
 #              configs, what is selected on which GPU, Model Runner V2, engines on the emulated GPU. Half
 #              an hour; make test runs most of it
 # make mutants plant faults by machine in pure code, see which ones unit tests miss: hours
-# make faults  plant the hand-written faults of tests/faults, one after the other: half an hour
-#              at first, to learn which tests execute what. Unit tests alone, other lists: ARGS="--unit --from"
+# make faults  plant the hand-written faults of tests/faults, one after the other: hours. Some of them,
+#              or with other tests: ARGS="--only NAME -- tests/engine/test_x.py"
 # make hazards every hazard of speculative decoding, on both runners, and all tests that take minutes:
 #              about an hour
 # make fuzz    hypothesis with new random examples, many of them

@@ -175,18 +175,14 @@ def _nothing() -> Callable[..., None]:
     return lambda *args, **named: None
 
 
-def install(
-    schedule: Schedule = Schedule.LATEST, *, poison: bool = True, total: int = 4 << 30
-) -> None:
-    """Give PyTorch a device `cuda:0` in this process, with `total` bytes of memory."""
+def install() -> None:
+    """Give PyTorch a device `cuda:0` in this process."""
     import torch._dynamo  # it inspects torch.cuda's functions, and knows PyTorch's own
 
     global _device
     _device = build.load()
     _device.install()
-    _device.set_poison(poison)
-    _device.set_total(total)
-    set_schedule(schedule)
+    set_schedule(Schedule.LATEST)
     for name, value in _of_c().items():
         setattr(torch._C, name, value)
     for name, value in _of_cuda().items():

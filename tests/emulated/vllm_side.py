@@ -14,7 +14,7 @@ from emulated import interpreter, reported, torch_cuda
 from emulated.vllm_platform import pretend_cuda
 
 
-def use(*, has_fast_attention: bool = True) -> None:
+def use() -> None:
     """Set up vLLM for the rest of this process. Further calls do nothing."""
     if torch_cuda.is_installed():
         return
@@ -30,7 +30,7 @@ def use(*, has_fast_attention: bool = True) -> None:
     interpreter.divide_as_gpus_do()
     interpreter.queue_launches(torch_cuda.device())
     _set_platform()
-    _replace(has_fast_attention)
+    _replace()
 
 
 @contextmanager
@@ -74,8 +74,8 @@ def _set_platform() -> None:
     import_kernels()
 
 
-def _replace(has_fast_attention: bool) -> None:
-    from emulated import vllm_kernels
+def _replace() -> None:
+    from emulated import attention, vllm_kernels
 
     vllm_kernels.define()
     from vllm.device_allocator import cumem
@@ -90,7 +90,4 @@ def _replace(has_fast_attention: bool) -> None:
     # Triton's interpreter cannot run this kernel. Its other arguments are for speed.
     sort = topk_topp_sampler.apply_top_k_top_p_pytorch
     topk_topp_sampler.apply_top_k_top_p_triton = lambda logits, k, p, **_: sort(logits, k, p)
-    if has_fast_attention:
-        from emulated import attention
-
-        attention.install()
+    attention.install()

@@ -29,6 +29,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     in_order,
+    joined,
     proposer_of,
     token_ids,
     tokens_by_step,
@@ -156,7 +157,7 @@ def test_two_ranks_grow_the_same_trees(plain: dict[str, list[list[int]]], tmp_pa
         assert llm.collective_rpc("watch") == [True, True]
         steps = tokens_by_step(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
         (first, learned), (second, also_learned) = llm.collective_rpc("written_down")
-    assert [[token for step in steps_of for token in step] for steps_of in steps] == plain["greedy"]
+    assert joined(steps) == plain["greedy"]
     assert len(first) > 4
     assert first == second
     assert (learned == also_learned).all()

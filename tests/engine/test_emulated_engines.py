@@ -66,6 +66,9 @@ def test_each_kind_of_drafting_steps_and_counts_as_on_the_cpu_platform(name: str
     found = run(name, KINDS[name], has_graphs=False)
     assert found == on_cpu(f"asynchronous: {name}")
     assert found["counters"]["accepted_tokens"] > 0
+    assert found["counters"]["nan_drafts"] == 0
+    if SCENARIOS[name].prompts == SCENARIOS["plain"].prompts:
+        assert tokens_of(found) == tokens_of(on_cpu("plain"))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Engines on the emulated GPU as users start them: piecewise graphs, other GPUs, many
-requests, 8-bit caches, targets with linear attention, sleep, measured costs."""
+requests, 8-bit caches, targets with linear attention, sleep, drafters with their own tensors, named
+tokens, measured costs."""
 
 from __future__ import annotations
 
@@ -10,13 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm import LLM
 
 from emulated import races, torch_cuda, vllm_side
-from support.emulated_runs import on_cpu, run
-from support.engines import DFLASH, engine, greedy, runner_of, token_ids, with_fixed_costs
+from support.emulated_runs import on_cpu, run, watched
+from support.engines import (
+    DFLASH,
+    FIXED,
+    engine,
+    greedy,
+    proposer_of,
+    runner_of,
+    token_ids,
+    with_fixed_costs,
+)
 from support.forced_drafts import forced_in_graphs
 from support.hybrids import kernels_for_prompts, know_qwen35
-from support.pairs import drafter_config, save_drafter
+from support.pairs import drafter_config, make_pair, save_drafter
 from support.schedules import (
     GRAPHS,
     NEW_TOKENS,
@@ -27,7 +38,7 @@ from support.schedules import (
     outcome_of,
     tokens_of,
 )
-from support.targets import make_target
+from support.targets import continued, make_target
 
 pytestmark = pytest.mark.emulated
 PIECEWISE: dict[str, Any] = {
@@ -113,7 +124,7 @@ def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
     """Graphs cover few lengths; rejected drafts leave no state behind."""
     folder, target = hybrid
     prompts = [[(7 * row + 3 * i) % 300 for i in range(n)] for row, n in enumerate((9, 50, 70))]
-    texts = [written(target, prompt) for prompt in prompts]
+    texts = [continued(target, prompt, NEW_TOKENS) for prompt in prompts]
     settings = {**SIZES, **ON_GPU, **GRAPHS, "model": str(folder / "target")}
     settings["speculative_config"] = {**DFLASH, "model": str(folder / "drafter")}
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -132,15 +143,6 @@ def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
     assert stats["accepted_tokens"] > NEW_TOKENS
 
 
-@torch.inference_mode()
-def written(target: Any, prompt: list[int]) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(NEW_TOKENS):
-        logits = target(torch.tensor([tokens]), use_cache=False).logits
-        tokens.append(int(logits[0, -1].argmax()))
-    return tokens
-
-
 def test_an_engine_that_slept_goes_on() -> None:
     """Level 1: weights come back to where graphs find them, and the cache is empty."""
     settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS, "enable_sleep_mode": True}
@@ -153,6 +155,43 @@ def test_an_engine_that_slept_goes_on() -> None:
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["accepted_tokens"] >= 2 * accepted - 2  # lengths follow what was learned
     assert stats["nan_drafts"] == 0
+
+
+def test_an_embedding_of_the_mask_and_a_vocabulary_of_its_own(tmp_path: Path) -> None:
+    """All of a drafter's own tensors must be on the device."""
+    prompts = [{"prompt_token_ids": [(7 * r + 3 * i) % 300 for i in range(20)]} for r in range(2)]
+    pair = make_pair(tmp_path, own_vocabulary=True, mask_embedding=True)
+    settings: dict[str, Any] = {"model": str(pair.target), "skip_tokenizer_init": True}
+    settings |= {"speculative_config": {**FIXED, "model": str(pair.drafter)}}
+    with watched("latest", has_graphs=False, **settings) as llm:
+        assert proposer_of(llm).model.vocabulary.mask_embedding is not None
+        token_ids(llm, prompts, greedy(8, detokenize=False, ignore_eos=True))
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["draft_tokens"] > 0
+    assert stats["nan_drafts"] == 0
+
+
+def scores(llm: LLM) -> list[list[dict[int, float]]]:
+    """Return the log-probabilities at each place of each prompt's text, of named tokens."""
+    params = [
+        greedy(NEW_TOKENS, ignore_eos=True, logprob_token_ids=[65, 101, 7][: 1 + number])
+        for number in range(len(PROMPTS))
+    ]
+    texts = [output.outputs[0].logprobs for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    return [
+        [{token: one.logprob for token, one in place.items()} for place in text] for text in texts
+    ]
+
+
+def test_tokens_that_requests_name_are_scored_beside_trimmed_drafts() -> None:
+    """Only the device knows which rows belong to which request; the host does not wait for that."""
+    with engine(**SIZES, **ON_GPU) as llm:
+        plain = scores(llm)
+    with watched("others ahead", has_graphs=True, speculative_config=dict(DFLASH)) as llm:
+        found = scores(llm)
+    for of_prompt, of_plain in zip(found, plain, strict=True):
+        for place, expected in zip(of_prompt, of_plain, strict=True):
+            assert place == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.fixture

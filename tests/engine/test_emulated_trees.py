@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.emulated_runs import on_cpu, run, watched
-from support.engines import FIXED, engine, greedy, proposer_of, token_ids, tokens_by_step
+from support.engines import FIXED, engine, greedy, joined, proposer_of, token_ids, tokens_by_step
 from support.schedules import GRAPHS, ON_GPU, PROMPTS, SIZES, tokens_of
 from vllm_dflash.engine.v2.trees import tree_kernels
 
@@ -40,10 +40,6 @@ def steps_of(schedule: str, *, has_graphs: bool) -> list[Any]:
     with watched(schedule, has_graphs=has_graphs, max_num_seqs=2, **settings) as llm:
         assert proposer_of(llm).trees.is_attached
         return tokens_by_step(llm, TEXTS, WRITES)
-
-
-def joined(steps: list[Any]) -> list[list[int]]:
-    return [[token for step in of_prompt for token in step] for of_prompt in steps]
 
 
 def test_trees_in_graphs_step_as_they_do_without(plain: list[list[int]]) -> None:

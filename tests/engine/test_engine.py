@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -199,25 +198,10 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path, draft_window: int | 
         assert counted(reference.acceptance_lengths, tokens) == counted(got, tokens)
 
 
-TOP_LEVEL = {
-    "mask_token_id": 301,
-    "target_layer_ids": [1, 3],
-    "dflash_config": {"mask_token_id": None, "target_layer_ids": None},
-}
-
-
-DIALECTS: dict[str, dict[str, Any]] = {
-    "z-lab": {"dflash_config": {"target_layer_ids": [1, 3]}},
-    "top level": TOP_LEVEL,
-    "speculators": {"speculators": True, "dflash_config": {"target_layer_ids": [1, 3]}},
-}
-
-
-# A runner never sees the dialect, so one dialect is enough on the slow runner.
-@pytest.mark.parametrize("dialect", ["speculators"] if USES_V2 else DIALECTS)
-def test_taps_in_every_dialect(tmp_path: Path, dialect: str) -> None:
-    """One tap is on the last layer: vLLM gives its output before the final norm."""
-    pair = make_pair(tmp_path, **DIALECTS[dialect])
+def test_taps_are_the_outputs_of_their_layers(tmp_path: Path) -> None:
+    """One is on the last layer: vLLM gives its output before the final norm. `test_dialects.py` and
+    `test_specs_by_hand.py` test the dialects, which a runner never sees."""
+    pair = make_pair(tmp_path, speculators=True, dflash_config={"target_layer_ids": [1, 3]})
     prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
     seen = []
     speculative = {**FIXED, "model": str(pair.drafter)}

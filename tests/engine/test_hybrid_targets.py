@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm import LLM
 
 from support.device_decisions import directed, lengths_in_turn
@@ -20,7 +19,7 @@ from support.engines import DFLASH, FIXED, engine, greedy, prefix_cache_hits, to
 from support.forced_drafts import forced_drafts
 from support.hybrids import kernels_for_gpus, know_qwen35
 from support.pairs import drafter_config, save_drafter
-from support.targets import make_target
+from support.targets import continued, make_target
 
 pytestmark = pytest.mark.v2
 NEW_TOKENS = 16
@@ -44,12 +43,13 @@ class Hybrid:
     """A target, the texts it writes, and the prompt tokens that plain vLLM finds in its cache."""
 
     folder: Path
-    expected: list[list[int]]
-    plain_hits: int
+    texts: list[list[int]]
+    """With their prompts."""
+    plain_hits: int = 0
 
     @property
-    def texts(self) -> list[list[int]]:
-        return [prompt + new for prompt, new in zip(PROMPTS, self.expected, strict=True)]
+    def expected(self) -> list[list[int]]:
+        return [text[len(prompt) :] for text, prompt in zip(self.texts, PROMPTS, strict=True)]
 
     def engine(self, scheduling: str = "", speculative: dict[str, Any] | None = None) -> Any:
         settings: dict[str, Any] = {"model": str(self.folder / "target"), **SETTINGS}
@@ -57,15 +57,6 @@ class Hybrid:
             drafter = str(self.folder / "drafter")
             settings["speculative_config"] = {**speculative, "model": drafter}
         return engine(scheduling, **settings)
-
-
-@torch.inference_mode()
-def written(target: Any, prompt: list[int]) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(NEW_TOKENS):
-        logits = target(torch.tensor([tokens]), use_cache=False).logits
-        tokens.append(int(logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
 
 
 def serve(llm: LLM) -> list[list[int]]:
@@ -91,7 +82,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     # One of its layers has a window: their caches are not a group of their own.
     windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
     save_drafter(folder / "drafter", drafter_config(**windows, **DRAFTERS[request.param]))
-    found = Hybrid(folder, [written(target, prompt) for prompt in PROMPTS], 0)
+    found = Hybrid(folder, [continued(target, prompt, NEW_TOKENS) for prompt in PROMPTS])
     with found.engine() as llm:
         assert serve(llm) == found.expected
         assert serve(llm) == found.expected

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from vllm import LLM, SamplingParams
 
-from support.engines import DFLASH, engine, greedy, prefix_cache_hits, proposer_of
+from support.engines import DFLASH, engine, greedy, nats_behind, prefix_cache_hits, proposer_of
 from support.forced_drafts import forced_drafts
 from support.forced_texts import ForcedTexts
 from support.hybrids import know_qwen35
@@ -90,17 +90,6 @@ def test_drafts_of_any_length_leave_no_state_behind(tmp_path: Path, family: str)
     assert stats["accepted_tokens"] > NEW_TOKENS
     assert stats["skipped_steps"] > 0
     with engine(**settings) as llm:
-        requests = [{"prompt_token_ids": tokens} for tokens in written]
-        judge = greedy(1, prompt_logprobs=1, detokenize=False)
-        judged = llm.generate(requests, judge, use_tqdm=False)
-    behind = [
-        max(
-            max(one.logprob for one in row.values()) - row[token].logprob
-            for token, row in zip(
-                tokens[-NEW_TOKENS:], output.prompt_logprobs[-NEW_TOKENS:], strict=True
-            )
-        )
-        for tokens, output in zip(written, judged, strict=True)
-    ]
-    assert len(behind) == 4 * len(PROMPTS)
+        behind = nats_behind(llm, written, NEW_TOKENS)
+    assert len(behind) == 4 * len(PROMPTS) * NEW_TOKENS
     assert max(behind) < NEAR, behind

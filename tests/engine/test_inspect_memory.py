@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import LLM
 
-from support.engines import DRAFTER, FIXED, TARGET, engine, proposer_of
+from support.engines import DRAFTER, FIXED, TARGET, drafter_cache_per_token, engine
 from support.pairs import (
     dflash2_config,
     lilicorr_config,
@@ -58,15 +57,6 @@ def drafting(drafter: Path, **settings: Any) -> Any:
     return engine(speculative_config={**FIXED, "model": str(drafter)}, **settings)
 
 
-def check_cache(memory: MemoryFacts, llm: LLM) -> None:
-    """Check that this is what vLLM keeps for the drafter's layers."""
-    config = llm.llm_engine.vllm_config
-    attentions = proposer_of(llm).model.context.attentions
-    specs = [one.attn.get_kv_cache_spec(config) for one in attentions]
-    kept = [spec.page_size_bytes // spec.block_size for spec in specs]
-    assert memory.drafter_cache_per_token == sum(kept)
-
-
 def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
     assert memory.drafter_weights == sum(loaded.values())
 
@@ -74,7 +64,7 @@ def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
 def test_the_demo_pair(loaded: dict[str, int]) -> None:
     memory = memory_of(DRAFTER, TARGET)
     with drafting(DRAFTER) as llm:
-        check_cache(memory, llm)
+        assert memory.drafter_cache_per_token == drafter_cache_per_token(llm)
     check_weights(memory, loaded)
 
 
@@ -95,7 +85,7 @@ def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str,
     pair = make_pair(tmp_path, **changes)
     memory = memory_of(pair.drafter, pair.target)
     with drafting(pair.drafter, model=str(pair.target), skip_tokenizer_init=True) as llm:
-        check_cache(memory, llm)
+        assert memory.drafter_cache_per_token == drafter_cache_per_token(llm)
     check_weights(memory, loaded)
 
 
@@ -106,6 +96,6 @@ def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> 
     options = {**OPTIONS, "dtype": "bfloat16"}
     memory = memory_of(tmp_path / "it", TARGET, options)
     with drafting(tmp_path / "it", dtype="bfloat16") as llm:
-        check_cache(memory, llm)
+        assert memory.drafter_cache_per_token == drafter_cache_per_token(llm)
     # For layers that are merged here, vLLM keeps a single `weight_shape`, of 16 bytes.
     assert memory.drafter_weights == pytest.approx(sum(loaded.values()), rel=2e-4)

@@ -23,9 +23,8 @@ from support.engines import (
     worker_of,
 )
 from support.interpreter import triton_attention
-from support.launches import COPY, launches_counted
+from support.step_counts import COPY, launches_counted, lines_counted, waits_noted
 from support.trimming import trimming
-from support.waiting_calls import lines_counted, waits_noted
 from vllm_dflash.engine.v2 import trimming as trimming_module
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.ahead import PlanAhead

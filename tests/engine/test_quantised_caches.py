@@ -12,6 +12,7 @@ from support.engines import (
     FIXED,
     TARGET,
     USES_V2,
+    drafter_cache_per_token,
     engine,
     greedy,
     held_out_prompts,
@@ -57,9 +58,7 @@ def test_the_targets_own_text(
         attentions = proposer_of(llm).model.context.attentions
         for attention in attentions:
             assert attention.attn.kv_cache.dtype == kept
-        specs = [one.attn.get_kv_cache_spec(llm.llm_engine.vllm_config) for one in attentions]
-        cached = sum(spec.page_size_bytes // spec.block_size for spec in specs)
-        assert found.memory.drafter_cache_per_token == cached
+        assert found.memory.drafter_cache_per_token == drafter_cache_per_token(llm)
         drafter = proposer_of(llm)
         groups = [*chain(*drafter.attn_groups)] if USES_V2 else drafter.block.groups
         assert {g.get_metadata_builder().kv_cache_dtype for g in groups} == {drafters or "fp8"}

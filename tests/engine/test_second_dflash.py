@@ -73,19 +73,3 @@ def test_planned_lengths(
             (stats,) = llm.collective_rpc("dflash_stats")
         shares.append(stats["accepted_tokens"] / stats["draft_tokens"])
     assert shares[1] > 1.15 * shares[0]
-
-
-@pytest.mark.skipif(not USES_V2, reason="the V1 runner never schedules that way on a CPU")
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        pytest.param(DRAFTER2, id="dflash2"),
-        pytest.param(LILICORR, id="lilicorr", marks=pytest.mark.slow),
-    ],
-)
-def test_asynchronous_scheduling(plain: list[list[int]], drafter: Path) -> None:
-    speculative = {"method": "dflash", "model": str(drafter)}
-    with engine("asynchronous", **settings(speculative_config=speculative)) as llm:
-        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == plain
-        (stats,) = llm.collective_rpc("dflash_stats")
-    assert stats["nan_drafts"] == 0

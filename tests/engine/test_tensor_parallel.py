@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm import LLM, SamplingParams
 
-from support.engines import DFLASH, engine, greedy, held_out_prompts
+from support.engines import DFLASH, engine, greedy, held_out_prompts, joined, tokens_by_step
 from support.waiting import PATIENCE_S
 from vllm_dflash.tools.engine_answers import EngineAnswers, complete
 from vllm_dflash.tools.verify.divergence import Text, compare_all
@@ -44,21 +44,11 @@ class Run:
 
 def work(llm: LLM) -> Run:
     run = Run(costs=llm.collective_rpc("profiled_costs"))
-    engine = llm.llm_engine
     for policy in POLICIES:
         llm.collective_rpc("draft_by", args=(policy,))
-        for number, prompt in enumerate(PROMPTS):
-            engine.add_request(f"{policy} {number}", prompt, greedy(TOKENS))
-        texts: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS))}
-        steps: dict[int, list[int]] = {number: [] for number in texts}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                number = int(output.request_id.split()[1])
-                tokens = list(output.outputs[0].token_ids)
-                if new := len(tokens) - len(texts[number]):
-                    steps[number].append(new)
-                texts[number] = tokens
-        run.texts[policy], run.steps[policy] = [*texts.values()], [*steps.values()]
+        steps = tokens_by_step(llm, PROMPTS, greedy(TOKENS))
+        run.texts[policy] = joined(steps)
+        run.steps[policy] = [[len(new) for new in of_prompt] for of_prompt in steps]
         run.written_down[policy] = llm.collective_rpc("written_down")
     run.stats = llm.collective_rpc("dflash_stats")
     llm.collective_rpc("draft_by", args=("fixed",))

@@ -43,28 +43,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, accept: Accept) -> None:
     """Make engines of this process accept by another rule."""
     original = rejection_sampler.rejection_sample
 
-    def rejection_sample(
-        draft_token_ids: torch.Tensor,
-        num_draft_tokens: list[int],
-        max_spec_len: int,
-        cu_num_draft_tokens: torch.Tensor,
-        draft_probs: torch.Tensor | None,
-        target_logits: torch.Tensor,
-        bonus_token_ids: torch.Tensor,
-        *others: Any,
-        **named: Any,
-    ) -> torch.Tensor:
-        output = original(
-            draft_token_ids,
-            num_draft_tokens,
-            max_spec_len,
-            cu_num_draft_tokens,
-            draft_probs,
-            target_logits,
-            bonus_token_ids,
-            *others,
-            **named,
-        )
+    def rejection_sample(*given: Any, **named: Any) -> torch.Tensor:
+        output = original(*given, **named)
+        draft_token_ids, num_draft_tokens, _, _, _, target_logits, bonus_token_ids, *_ = given
         drafts = draft_token_ids.split(num_draft_tokens)
         choices = target_logits.argmax(-1).split(num_draft_tokens)
         for row, own, theirs, bonus in zip(output, drafts, choices, bonus_token_ids, strict=True):

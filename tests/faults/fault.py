@@ -13,7 +13,7 @@ FRESH = ("fresh_planning_v1", "fresh_v2_tools", "fresh_second")
 """Planted without having read the tests."""
 LISTS = tuple(HERE / f"{name}.toml" for name in NAMES + FRESH)
 OF_GPUS = (HERE / "cuda_fresh.toml",)
-"""Planted by hand: `plant.py` has no emulated GPU to try them on."""
+"""Planted with tests on the emulated GPU: `-- tests/engine/test_emulated_engines.py --emulated`."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,6 @@ class Fault:
     old: str
     """Occurs once in the file."""
     new: str
-
-    @property
-    def room(self) -> str:
-        """Room of the package; `engine/v1` and `engine/v2` count as rooms of their own."""
-        parts = Path(self.file).parts[1:-1]
-        return "/".join(parts[: 2 if parts[1:2] in (("v1",), ("v2",)) else 1]) or "plugin"
 
     def planted(self, root: Path) -> str:
         """Return the file's text with the fault.

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from numba.core import config
 from numba.core.caching import UserProvidedCacheLocator
 
-from faults.source import mentioned
-
 ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
@@ -27,6 +25,12 @@ class Statement(NamedTuple):
 
     text: str
     mentions: frozenset[str]
+
+
+def _mentioned(node: ast.AST) -> frozenset[str]:
+    """Return the names and attributes that occur in a node."""
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return frozenset(names | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)})
 
 
 @cache
@@ -42,7 +46,7 @@ def _statements(folder: Path) -> dict[str, list[Statement]]:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 named = [target.id for target in targets if isinstance(target, ast.Name)]
             for name in filter(None, named):
-                found.setdefault(name, []).append(Statement(ast.dump(node), mentioned(node)))
+                found.setdefault(name, []).append(Statement(ast.dump(node), _mentioned(node)))
     return found
 
 

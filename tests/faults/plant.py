@@ -1,179 +1,226 @@
-"""Plant one fault after the other, and see whether the tests notice.
+"""Plant one fault after the other, and see whether the unit tests notice.
 
     make faults                                   # all of them; continues where it was interrupted
     make faults ARGS="--only v1-context-one-late"
-    make faults ARGS="--unit --from FILE.toml"    # only unit tests, faults of another list
+    make faults ARGS="--from FILE.toml"           # faults of another list
+    make faults ARGS="--only v1-a v2-b -- tests/engine/test_split_drafter.py"   # with other tests
 
-Each fault is planted in a copy of the project, and the nearest tests run, quick ones first, until
-one fails: unit tests that execute the faulty function, other unit tests of that room, then engine
-tests that execute it. A fault that passes them all has survived.
+Each fault is planted in a copy of the project, and tests run there until one fails: unit tests that
+import the faulty module, then the other unit tests of its room. A fault that passes them all has
+survived.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import partial
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
+from queue import SimpleQueue
 
-from faults.copied import BUILD, ROOT, Copy, copied, in_copies
+import pytest
+
 from faults.fault import LISTS, Fault, read_faults
-from faults.fork_server import Request
-from faults.nearest import (
-    ENGINE,
-    RUNNERS,
-    UNIT,
-    MeasuredTest,
-    Records,
-    nearest,
-    quickest,
-    request_for,
-)
-from faults.outcome import Outcome, known_outcomes, print_of, report
-from faults.source import PackageSource, edited_lines
 
-RESULTS = BUILD / "faults.jsonl"
-NEAREST_UNIT_S = 300.0
-OTHER_UNIT_S = 60.0
-ENGINE_S = 240.0
-"""Seconds that the tests of a stage may take in total, as measured without a fault."""
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build"
+RESULTS = BUILD / "planted_faults.jsonl"
+NOT_TRIED = "tests/unit/test_planted_faults.py"
+"""Fails with any fault planted, because its edit no longer fits."""
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
+ENVIRONMENT = {
+    # Compiled faulty code is not cached where a user's is.
+    "XDG_CACHE_HOME": str(BUILD / "faults-cache"),
+    "NUMBA_CACHE_LOCATOR_CLASSES": "faults.kept_code.KeptBySource,UserProvidedCacheLocator",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
-def stages(
-    fault: Fault, records: Records, source: PackageSource
-) -> Iterator[tuple[str, list[MeasuredTest]]]:
-    """Yield tests to run, the nearest first, with the name of their stage."""
-    planted = fault.planted(ROOT)
-    tests = nearest(records, source, fault.file, planted)
-    lines = edited_lines((ROOT / fault.file).read_text(), planted)
-    reaching = records.reaching(fault.file, lines)
-    units = [test for test in tests if test.kind == UNIT]
-    room = (*Path(fault.file).parts[1:-1], "test_")[0]
-    others = [test for test in records.of_folder(f"tests/unit/{room}") if test not in set(units)]
-    engines = [test for test in tests if test.kind in ENGINE]
-    for name, those, cap in (
-        (UNIT, units, NEAREST_UNIT_S),
-        (UNIT, others, OTHER_UNIT_S),
-        ("engine", engines, ENGINE_S),
-    ):
-        chosen = quickest(those, cap, reaching)
-        for runner in RUNNERS:
-            if of_runner := [test for test in chosen if test.runner == runner]:
-                yield name + " v2" * (runner == "v2"), of_runner
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of one fault."""
+
+    name: str
+    edit: list[str]
+    """Its old and new text; an outcome of another edit does not count."""
+    by: str | None
+    """The first test that failed; None if the fault survived."""
+    runner: str
+    """Runner of that test, or of the last one tried."""
 
 
-class Planting:
-    """Tries faults, one at a time in each copy: by unit tests, or by engine tests after them."""
+class Copy:
+    """A copy of the project to plant faults in."""
 
-    def __init__(self, records: Records, *, unit_only: bool):
-        self.records, self.unit_only = records, unit_only
-        self.source = PackageSource(ROOT)
+    def __init__(self, folder: Path):
+        """Copy every file that git knows or would add, as it is now."""
+        self.project, self.log = folder / "project", folder / "log"
+        self.deselected: list[str] = []
+        """Options that leave out tests which fail without a fault as well."""
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        for name in listed.stdout.splitlines():
+            if (ROOT / name).is_file():
+                (self.project / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.project / name)
+        (self.project / ".venv").symlink_to(ROOT / ".venv")
 
-    def try_fault(self, fault: Fault, number: int, copy: Copy) -> Outcome:
-        """Run the tests nearest to it."""
-        started, caught_by = time.monotonic(), None
-        stage = UNIT if self.unit_only else "engine"
-        with copy.planted(fault, number):
-            for name, tests in stages(fault, self.records, self.source):
-                if caught_by is None and name.startswith(UNIT) == self.unit_only:
-                    stage = name
-                    ended = copy.server(tests[0].runner).run(request_for(tests))
-                    if ended.failed or ended.code not in (0, 5):
-                        caught_by = ended.failed or f"pytest ended with {ended.code}"
-        seconds = round(time.monotonic() - started)
-        return Outcome(fault.name, caught_by, stage, seconds, print_of(fault))
+    @contextmanager
+    def planted(self, fault: Fault, number: int) -> Iterator[None]:
+        """Plant a fault. The file's time is unique: compiled files are known by time and size."""
+        path = self.project / fault.file
+        path.write_text(fault.planted(ROOT))
+        os.utime(path, (number, number))
+        try:
+            yield
+        finally:
+            shutil.copy2(ROOT / fault.file, path)
+
+    def first_failure(self, runner: str, arguments: Sequence[str]) -> str | None:
+        """Run pytest in the copy until a test fails; return that test."""
+        paths = [str(self.project / folder) for folder in ("", "tests", "benchmarks")]
+        fixed = ("-x", "-q", "--timeout=180", "--timeout-method=thread", f"--runner={runner}")
+        with self.log.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *fixed, *arguments],
+                cwd=self.project,
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        code = process.wait()
+        with suppress(ProcessLookupError):  # processes of a test that died
+            os.killpg(process.pid, signal.SIGKILL)
+        if code in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):  # none for the other runner
+            return None
+        if code == pytest.ExitCode.USAGE_ERROR:
+            raise ValueError(self.log.read_text())
+        found = FAILED.search(self.log.read_text())
+        return found[1] if found else f"hung or died: pytest ended with {code}"
+
+    def caught_by(
+        self, fault: Fault, number: int, runner: str, arguments: Sequence[str]
+    ) -> str | None:
+        """Return the first test that fails with a fault and passes without."""
+        options = [one for one in arguments if one.startswith("--")]
+        while True:
+            with self.planted(fault, number):
+                by = self.first_failure(runner, [*arguments, *self.deselected])
+            if by is None or "::" not in by or self.first_failure(runner, [*options, by]) is None:
+                return by
+            self.deselected.append(f"--deselect={by}")
 
 
-def make_records(kinds: tuple[str, ...], jobs: int) -> Records:
-    """Return what tests of these kinds execute; measure what is missing."""
-    records = Records(ROOT, BUILD / "executed")
-    if todo := records.stale(kinds):
-        print(f"what {len(todo)} files of tests execute is measured first", flush=True)
-
-        def measuring(runner: str, files: list[str]) -> Callable[[Copy], str]:
-            return lambda copy: records.measure(copy.server(runner), runner, files)
-
-        for said in in_copies(jobs, [measuring(*batch) for batch in records.batches(todo)]):
-            print(said, flush=True)
-    return records
+def text_of(test: Path) -> str:
+    """Return the text of a test and of the modules of `support` that it imports."""
+    text = test.read_text()
+    names = re.findall(r"from support\.(\w+) import", text)
+    return "\n".join([text, *((ROOT / f"tests/support/{name}.py").read_text() for name in names)])
 
 
-def read_settings() -> argparse.Namespace:
-    """Read the settings of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
-    parser.add_argument("--from", nargs="+", type=Path, default=LISTS, dest="lists", metavar="TOML")
-    parser.add_argument("--unit", action="store_true", help="unit tests only: minutes")
-    parser.add_argument("--again", action="store_true", help="also those with an outcome")
-    parser.add_argument("--survivors", action="store_true", help="again those that survived")
-    parser.add_argument("--jobs", type=int, default=2)
-    return parser.parse_args()
+def unit_tests(fault: Fault) -> Iterator[list[str]]:
+    """Yield the files of unit tests that import the faulty module; then the others of its room."""
+    module = Path(fault.file).with_suffix("")
+    imported = re.compile(rf"\b{re.escape('.'.join(module.parts[-2:]))}\b")
+    package, *rooms = module.parts[:-1]
+    room = (*rooms, "test_")[0] if package == "vllm_dflash" else package
+    nearest, others = [], []
+    for path in sorted((ROOT / "tests/unit").rglob("test_*.py")):
+        file = str(path.relative_to(ROOT))
+        if imported.search(text_of(path)):
+            nearest.append(file)
+        elif file.startswith(f"tests/unit/{room}") and file != NOT_TRIED:
+            others.append(file)
+    yield from filter(None, (nearest, others))
 
 
-def is_to_be_tried(outcome: Outcome | None, *, unit_only: bool) -> bool:
-    """Return whether to try it: by unit tests if new, by engine tests if those let it pass."""
-    if outcome is None:
-        return unit_only
-    return not unit_only and outcome.by is None and outcome.stage.startswith(UNIT)
+def try_fault(copy: Copy, fault: Fault, number: int, arguments: list[str]) -> Outcome:
+    """Run tests until one notices."""
+    runners = ["v2", "v1"] if "/v2/" in fault.file else ["v1", "v2"]
+    if "--emulated" in arguments:  # the choice is vLLM's
+        runners = ["v1"]
+    by, runner = None, ""
+    for tests, runner in product([arguments] if arguments else unit_tests(fault), runners):
+        if (by := copy.caught_by(fault, number, runner, tests)) is not None:
+            break
+    return Outcome(fault.name, [fault.old, fault.new], by, runner)
+
+
+def try_all(faults: list[Fault], jobs: int, arguments: list[str]) -> Iterator[Outcome]:
+    """Try faults, one at a time in each of `jobs` copies; yield and save outcomes as they come."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(jobs) as pool:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        for number in range(jobs):
+            copies.put(Copy(Path(folder, str(number))))
+
+        def run(fault: Fault, number: int) -> Outcome:
+            copy = copies.get()
+            try:
+                return try_fault(copy, fault, number, arguments)
+            finally:
+                copies.put(copy)
+
+        running = [pool.submit(run, fault, number) for number, fault in enumerate(faults, start=1)]
+        try:
+            for done in as_completed(running):
+                outcome = done.result()
+                with RESULTS.open("a") as results:
+                    results.write(json.dumps(asdict(outcome)) + "\n")
+                yield outcome
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def known_outcomes(faults: list[Fault]) -> dict[str, Outcome]:
+    """Return outcomes of earlier runs, for faults that are still the same."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    edits = {fault.name: [fault.old, fault.new] for fault in faults}
+    found = [Outcome(**json.loads(line)) for line in lines]
+    return {one.name: one for one in found if edits.get(one.name) == one.edit}
 
 
 def main() -> None:
     """Try the faults that were not tried yet."""
-    settings = read_settings()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
+    parser.add_argument("--from", nargs="+", type=Path, default=LISTS, dest="lists", metavar="TOML")
+    parser.add_argument("--again", action="store_true", help="also those with an outcome")
+    parser.add_argument("--survivors", action="store_true", help="again those that survived")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, instead of unit tests")
+    settings = parser.parse_args()
     faults = read_faults(settings.lists)
     if settings.only:
         faults = [fault for fault in faults if fault.name.startswith(tuple(settings.only))]
-    outcomes = {} if settings.again else known_outcomes(RESULTS, faults)
+    BUILD.mkdir(exist_ok=True)
+    outcomes = {} if settings.again or settings.pytest else known_outcomes(faults)
     if settings.survivors:
         outcomes = {name: one for name, one in outcomes.items() if one.by}
-    for unit_only in (True,) if settings.unit else (True, False):
-        todo = [
-            fault
-            for fault in faults
-            if is_to_be_tried(outcomes.get(fault.name), unit_only=unit_only)
-        ]
-        if todo:
-            records = make_records((UNIT,) if unit_only else (UNIT, *ENGINE), settings.jobs)
-            planting = Planting(records, unit_only=unit_only)
-            tried = list(try_all(planting, todo, settings.jobs))
-            outcomes |= {outcome.name: outcome for outcome in tried}
-            check_those_that_caught(tried)
-    report(faults, outcomes)
-    sys.exit(any(one.by is None for one in outcomes.values()))
-
-
-def try_all(planting: Planting, todo: list[Fault], jobs: int) -> Iterator[Outcome]:
-    """Yield outcomes as they come; save and print each."""
-    tasks = [
-        partial(planting.try_fault, fault, number) for number, fault in enumerate(todo, start=1)
-    ]
-    with RESULTS.open("a") as results:
-        for count, outcome in enumerate(in_copies(jobs, tasks), start=1):
-            results.write(json.dumps(asdict(outcome)) + "\n")
-            results.flush()
-            verdict = f"{outcome.stage}: {outcome.by}" if outcome.by else "SURVIVED"
-            took = f"{outcome.seconds:.0f} s"
-            print(f"{count}/{len(todo)} {outcome.name}: {verdict} ({took})", flush=True)
-            yield outcome
-
-
-def check_those_that_caught(tried: list[Outcome]) -> None:
-    """Print which of the tests now fail without a fault as well: they have caught nothing."""
-    with copied() as copy:
-        for runner in RUNNERS:
-            caught = (one.by for one in tried if one.stage.endswith("v2") == (runner == "v2"))
-            tests = sorted({name for name in caught if name and "::" in name})
-            while tests:
-                files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
-                failed = copy.server(runner).run(Request(files, tests, arguments=["-x"])).failed
-                if failed is None:
-                    break
-                print(f"fails without a fault as well, on {runner}: {failed}", flush=True)
-                tests = [name for name in tests if not failed.startswith(name)]
+    todo = [fault for fault in faults if fault.name not in outcomes]
+    for count, one in enumerate(try_all(todo, settings.jobs, settings.pytest), start=1):
+        outcomes[one.name] = one
+        print(f"{count}/{len(todo)} {one.name}: {one.by or 'SURVIVED'} ({one.runner})", flush=True)
+    survivors = [fault for fault in faults if outcomes[fault.name].by is None]
+    print(f"{len(faults) - len(survivors)} of {len(faults)} were caught")
+    for fault in survivors:
+        print(f"survived: {fault.name} ({fault.file}): {fault.harm}")
+    sys.exit(bool(survivors))
 
 
 if __name__ == "__main__":

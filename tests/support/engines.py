@@ -161,6 +161,13 @@ def prefix_cache_hits(llm: LLM) -> int:
     return hits
 
 
+def drafter_cache_per_token(llm: LLM) -> int:
+    """Return the bytes that vLLM keeps of a token for the drafter's layers."""
+    attentions = proposer_of(llm).model.context.attentions
+    specs = [one.attn.get_kv_cache_spec(llm.llm_engine.vllm_config) for one in attentions]
+    return sum(spec.page_size_bytes // spec.block_size for spec in specs)
+
+
 def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     """Watch an engine: tokens of each verify step, per request, filled while it generates."""
     statistics = proposer_of(llm).statistics
@@ -234,6 +241,18 @@ def as_the_reference(
     return tokens, stats
 
 
+def nats_behind(llm: LLM, texts: list[list[int]], count: int) -> list[float]:
+    """Return how far each of the last `count` tokens of texts is behind an engine's best. Each is
+    judged after the tokens really written before it, so one tie excuses one token."""
+    requests = [{"prompt_token_ids": text} for text in texts]
+    judge = greedy(1, prompt_logprobs=1, detokenize=False)
+    return [
+        max(one.logprob for one in row.values()) - row[token].logprob
+        for text, output in zip(texts, llm.generate(requests, judge, use_tqdm=False), strict=True)
+        for token, row in zip(text[-count:], output.prompt_logprobs[-count:], strict=True)
+    ]
+
+
 def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[list[int]]]:
     """Return the tokens of each step for each prompt, cut at its end."""
     engine = llm.llm_engine
@@ -246,3 +265,8 @@ def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list
             if new := list(output.outputs[0].token_ids[sum(map(len, steps[number])) :]):
                 steps[number].append(new)
     return steps
+
+
+def joined(steps: list[list[list[int]]]) -> list[list[int]]:
+    """Return the whole text of each prompt, from the tokens of its steps."""
+    return [[token for step in of_prompt for token in step] for of_prompt in steps]

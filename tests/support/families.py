@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from reference.reference_drafter import ReferenceDrafter, target_step
 from support.engines import FIXED, engine
 from support.pairs import drafter_config, save_drafter
-from support.targets import ENGINE_SETTINGS, make_target
+from support.targets import ENGINE_SETTINGS, continued, make_target
 
 NEW_TOKENS = 24
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]
@@ -52,9 +52,5 @@ def write(
     target: PreTrainedModel, prompt: list[int], taps: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the prompt with its greedy continuation by Hugging Face, and the features of both."""
-    ids = torch.tensor([prompt])
-    while True:
-        logits, features = target_step(target, ids, DynamicCache(config=target.config), taps)
-        if ids.shape[1] == len(prompt) + NEW_TOKENS:
-            return ids, features
-        ids = torch.cat([ids, logits[-1].argmax().view(1, 1)], dim=1)
+    ids = torch.tensor([continued(target, prompt, NEW_TOKENS)])
+    return ids, target_step(target, ids, DynamicCache(config=target.config), taps)[1]

@@ -95,14 +95,21 @@ def alike(one: Ints, other: Ints) -> int:
     return int(differs[0]) if len(differs) else count
 
 
-def predicts(text: Ints, end: int, block: Ints) -> Predicted:
-    """Return what a text's first `end` tokens predict of up to K more, beside a block of K."""
+def longest_match(text: Ints, end: int) -> tuple[int, int]:
+    """Return how many of a text's tokens before `end` occurred before, and what followed them: the
+    longest such match, of several the latest one; (0, 0) if it is too short."""
     best, start = 0, 0
     for place in np.flatnonzero(text[: end - 1] == text[end - 1])[::-1]:  # the latest ones first
         size = alike(text[place::-1], text[end - 1 :: -1][:LONGEST])
         if size > best:
             best, start = size, int(place) + 1
-    if best < SHORTEST:
+    return (best, start) if best >= SHORTEST else (0, 0)
+
+
+def predicts(text: Ints, end: int, block: Ints) -> Predicted:
+    """Return what a text's first `end` tokens predict of up to K more, beside a block of K."""
+    best, start = longest_match(text, end)
+    if not best:
         return Predicted(0, 0, 0, 0)
     tokens = text[start + np.arange(len(block)) % (end - start)]  # it wraps around
     return Predicted(best, len(tokens), alike(tokens, text[end:]), alike(tokens, block))

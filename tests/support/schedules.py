@@ -14,7 +14,15 @@ from vllm import LLM
 from emulated import torch_cuda
 from emulated.torch_cuda import Schedule
 from support import DEMO
-from support.engines import DFLASH, FIXED, greedy, held_out_prompts, runner_of, tokens_by_step
+from support.engines import (
+    DFLASH,
+    FIXED,
+    greedy,
+    held_out_prompts,
+    joined,
+    runner_of,
+    tokens_by_step,
+)
 
 NEW_TOKENS = 12
 SIZES: dict[str, Any] = {
@@ -85,7 +93,7 @@ def outcome_of(llm: LLM, scenario: Scenario) -> dict[str, Any]:
 
 
 def tokens_of(outcome: dict[str, Any]) -> list[list[int]]:
-    return [[token for step in steps for token in step] for steps in outcome["steps"]]
+    return joined(outcome["steps"])
 
 
 def models_stream_ahead(llm: LLM) -> None:

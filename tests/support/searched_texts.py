@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
+from support.recorded_drafts import longest_match
 from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.engine.warm import tensors_of
-from vllm_dflash.planning.texts import LONGEST, SHORTEST
+from vllm_dflash.planning.texts import LONGEST
 
 CPU = torch.device("cpu")
 UNTOUCHED = 7
@@ -29,13 +30,7 @@ class Case:
 
 def predicted(text: list[int], width: int) -> tuple[list[int], int]:
     """Return the predicted tokens, and how long the match is."""
-    best, start = 0, 0
-    for place in range(len(text) - 1):
-        size = 0
-        while size < min(LONGEST, place + 1) and text[place - size] == text[-1 - size]:
-            size += 1
-        if size >= max(best, SHORTEST):
-            best, start = size, place + 1
+    best, start = longest_match(np.array(text), len(text))
     if not best:
         return [text[-1]] * width, 0
     repeated = text[start:]

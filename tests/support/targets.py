@@ -120,6 +120,16 @@ def make_target(folder: Path, family: str) -> PreTrainedModel:
     return target
 
 
+@torch.inference_mode()
+def continued(target: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """Return a prompt with `count` more tokens as Hugging Face's target writes them greedily."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = target(torch.tensor([tokens]), use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens
+
+
 def write_config(folder: Path, family: str) -> None:
     """Write only the config of a target, which is never loaded."""
     config = getattr(transformers, f"{family}Config")(**SHAPE)

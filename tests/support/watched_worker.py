@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
 from vllm_dflash.engine.v1.host_step import FixedLength
-from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
-class Erratic(FixedLength):
-    """Decides at random whether to draft a request, how wide, what to verify, how much to skip."""
-
-    agrees_across_ranks = False
-
-    def __init__(self, max_draft: int, seed: int) -> None:
-        super().__init__(max_draft)
-        self._dice = np.random.default_rng(seed)
+class Erratic(ForcedTexts):
+    """Draws prices as well, which differ from rank to rank."""
 
     def plan(self, step: StepRecord) -> Plan:
-        drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.8)
-        width = int(self._dice.integers(0, self.max_draft + 1))
-        if not width or not drafted.any():
-            return Plan.without_block(step.num_requests, holds_for=int(self._dice.integers(0, 4)))
-        width = min(width, int(step.limits[drafted].max()))
-        return Plan(drafted, width, price=self._dice.random(), speedup=self._dice.random())
-
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        lengths, from_text = super().lengths(step, confidence)
-        return self._dice.integers(0, lengths + 1), from_text
+        price, speedup = self._dice.random(2)
+        return replace(super().plan(step), price=price, speedup=speedup)
 
 
 class Watched:

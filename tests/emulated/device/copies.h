@@ -55,7 +55,7 @@ inline void copy_to_host(const Tensor& to, const Tensor& from, bool non_blocking
   if (non_blocking && goes_through(to, from)) {
     auto here = host_alias(to, &keepers);
     // Nobody is to read it before it is there.
-    if (settings.poison && settings.schedule != AT_ONCE && !is_capturing() && to.is_non_overlapping_and_dense())
+    if (settings.schedule != AT_ONCE && !is_capturing() && to.is_non_overlapping_and_dense())
       fill_with_rubbish(to.mutable_data_ptr(), to.nbytes(), kOnItsWay);
     launch_copy("copy to pinned memory", here, there, std::move(keepers));
     return count("asynchronous copy to the host");

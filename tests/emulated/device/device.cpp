@@ -96,7 +96,7 @@ std::map<std::string, int64_t> memory() {
           {"most used", all.stats.allocated_bytes[0].peak},
           {"reserved", all.reserved},
           {"most reserved", all.stats.reserved_bytes[0].peak},
-          {"total", settings.total},
+          {"total", kTotal},
           {"device allocations", all.num_device_allocs}};
 }
 
@@ -110,8 +110,6 @@ PYBIND11_MODULE(_emulated_device, m) {
 
   m.def("set_schedule", &set_schedule, py::arg("kind"), py::arg("ahead") = std::vector<int64_t>(),
         py::arg("seed") = 0);
-  m.def("set_poison", [](bool on) { settings.poison = on; });
-  m.def("set_total", [](size_t total) { settings.total = total; });
   m.def("set_speed", [](double launch, double replayed, double byte) {
     settings.seconds_per_launch = launch;
     settings.seconds_per_replayed = replayed;

@@ -47,7 +47,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
     std::lock_guard<std::mutex> lock(state);
-    return {settings.total - reserved, settings.total};
+    return {kTotal - reserved, kTotal};
   }
 
   /// Gives unused memory back, but for that of graphs. cudaFree waits for the device.
@@ -136,7 +136,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
           here.erase(found);
           return given_locked(block, asked);
         }
-        if (reserved + size <= settings.total) {
+        if (reserved + size <= kTotal) {
           reserved += size;
           stats.reserved_bytes[0].increase(size);
           count_segments_locked(pool, size);
@@ -173,7 +173,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
   static void* fresh(size_t size) {
     void* start = nullptr;
     TORCH_CHECK(posix_memalign(&start, 512, size) == 0, "host memory is short");
-    if (settings.poison && size <= kMostPoisoned) fill_with_rubbish(start, size, kFresh);
+    if (size <= kMostPoisoned) fill_with_rubbish(start, size, kFresh);
     return start;
   }
 
@@ -212,7 +212,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
   void put_locked(Block* block, const std::string& where = "") {
     unused[{block->pool, block->stream}].emplace(block->size, block);
     // A graph's output may be used when nothing holds it any more, until another graph of the pool has run.
-    if (block->pool != 0 || !settings.poison || block->size > kMostPoisoned) return;
+    if (block->pool != 0 || block->size > kMostPoisoned) return;
     auto lose = [start = block->start, size = block->size] { fill_with_rubbish(start, size, kFreed); };
     if (queues[block->stream].works.empty() && !settings.finds_races) return lose();
     auto work = std::make_shared<Work>();

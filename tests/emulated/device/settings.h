@@ -25,8 +25,6 @@ struct Settings {
   Schedule schedule = LATEST;
   std::set<int64_t> ahead;  // SOME_AHEAD: streams that work at once; all others as late as may be
   std::mt19937 random{0};
-  bool poison = true;       // what nobody has written yet, or has freed, holds rubbish
-  size_t total = size_t(4) << 30;
   bool finds_races = false; // by clocks (`races.h`); set before what is captured
   // What work takes by the device's own clock, which no host's time enters.
   double seconds_per_launch = 5e-6, seconds_per_replayed = 1e-6, seconds_per_byte = 1e-12;
@@ -36,7 +34,9 @@ struct Settings {
 };
 inline Settings settings;
 
-/// Rubbish, in pairs of bytes: NaN in every floating type; as an index out of bounds, and not -1, which is padding.
+constexpr size_t kTotal = size_t(4) << 30;  // bytes of the device's memory
+
+/// What nobody has written yet, or has freed, holds rubbish, in pairs of bytes: NaN in every floating type; as an index out of bounds, and not -1, which is padding.
 constexpr uint16_t kFresh = 0xFFFE, kFreed = 0xFFFD, kOnItsWay = 0xFFFA;
 constexpr size_t kMostPoisoned = size_t(64) << 20;  // more takes longer than it is worth
 

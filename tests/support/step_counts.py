@@ -1,4 +1,4 @@
-"""Count what makes a step wait for the device, or grow with the batch, while our code runs.
+"""Count what our code does in a step: waits for the device, lines that run, what it launches.
 
 On a CPU nothing waits, but calls that would are known: a tensor's value in Python, a copy to the
 host, an operation whose result's size depends on data. The caller is the nearest frame outside
@@ -15,11 +15,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.interpreter import InterpretedFunction
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
 import vllm_dflash
+from vllm_dflash.engine.v2.device_step import DeviceStep
+from vllm_dflash.engine.v2.trimming import DraftBudget
 
 OURS = str(Path(vllm_dflash.__file__).parent)
 SITE = Path(torch.__file__).parent.parent
@@ -40,7 +47,7 @@ def _place(frame: FrameType, folder: str) -> str:
     return f"{frame.f_code.co_filename.removeprefix(folder + '/')}:{frame.f_lineno}"
 
 
-class _Operations(TorchDispatchMode):
+class _Waits(TorchDispatchMode):
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()
         self._note = note
@@ -79,7 +86,7 @@ def waits_noted(found: Counter[str], folder: str = OURS) -> Iterator[None]:
     try:
         for name in METHODS:
             setattr(torch.Tensor, name, noted(name))
-        with _Operations(note):
+        with _Waits(note):
             yield
     finally:
         for name, original in originals.items():
@@ -114,3 +121,59 @@ def lines_counted(found: Counter[str]) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::detach", "aten::lift_fresh")
+PARTS = (
+    (DeviceStep, "before_block"),
+    (DeviceStep, "after_block"),
+    (DraftBudget, "record_confidences"),
+    (DraftBudget, "reallocate_drafts"),
+)
+COPY = "aten::to.dtype_layout"
+
+
+class _Launches(TorchDispatchMode):
+    def __init__(self, found: Counter[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, name = func(*args, **(kwargs or {})), func.name()
+        returned = [one.alias_info for one in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in returned)
+        if name.startswith("aten::to."):  # inference mode does not split it
+            is_view = found is args[0]
+        if not is_view and not name.startswith(NO_LAUNCH):
+            self._found[name] += 1
+        return found
+
+
+@contextmanager
+def launches_counted(found: Counter[str]) -> Iterator[None]:
+    """Count what `DeviceStep` and `DraftBudget` launch inside the block."""
+    run_kernel = GridExecutor.__call__
+
+    def kernel(grid: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = _innermost()
+        with _disable_current_modes():
+            if mode is not None:
+                found[f"kernel {grid.fn.__name__}"] += 1
+            return run_kernel(grid, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GridExecutor, "__call__", kernel)
+        for owner, name in PARTS:
+            original = getattr(owner, name)
+
+            def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                with _Launches(found):
+                    return original(*args, **kwargs)
+
+            patch.setattr(owner, name, counted)
+        yield
+
+
+def _innermost() -> _Launches | None:
+    mode = _get_current_dispatch_mode()
+    return mode if isinstance(mode, _Launches) else None
