@@ -98,7 +98,7 @@ class StepParts:
         self.sums |= {CONTEXT: 0.0, PLANNING: 0.0}
 
         def end_step() -> None:
-            step = drafter.step
+            step = drafter.record
             original()
             if step is not None:
                 self.sums[CONTEXT] += step.context_seconds

@@ -86,7 +86,7 @@ def test_what_is_written_and_accepted_is_the_references(
 ) -> None:
     """The text is plain decoding's token for token, and each step accepts what a reference's tree
     accepts, in an engine that has learned nothing."""
-    proposer_of(llm).step.slots.everybody.zero_()
+    proposer_of(llm).device_step.slots.overall.zero_()
     target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     drafter = ReferenceDrafter.load(read_drafter(str(DRAFTER)), DRAFTER).float()
     with pytest.MonkeyPatch.context() as patch:

@@ -11,7 +11,7 @@ from support.log_lines import log_lines
 from vllm_dflash.planning import window
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
-SHORTEST = 64
+LEAST_CONTEXT = 64
 
 
 @pytest.mark.parametrize("own", [DFLASH, FIXED], ids=["adaptive", "fixed"])
@@ -20,7 +20,7 @@ def test_both_ways_are_tried_measured_and_reported(
 ) -> None:
     fix_costs(monkeypatch)
     monkeypatch.setattr(window, "TOKENS", (32,))
-    monkeypatch.setattr(window, "SHORTEST", SHORTEST)
+    monkeypatch.setattr(window, "LEAST_CONTEXT", LEAST_CONTEXT)
     monkeypatch.setattr(window, "FIRST_STEPS", 4)
     monkeypatch.setattr(window, "TRIAL_STEPS", 4)
     monkeypatch.setattr(window, "PROBE_STEPS", 4)
@@ -38,7 +38,7 @@ def test_both_ways_are_tried_measured_and_reported(
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert stats["nan_drafts"] == 0
     first, *_ = stats["draft_windows"]
-    assert first["context"] == [SHORTEST, 2 * SHORTEST]
+    assert first["context"] == [LEAST_CONTEXT, 2 * LEAST_CONTEXT]
     assert first["window"] in (0, 32)
     assert min(first["timed_steps"]) >= 2
     assert min(first["block_ms"]) > 0.0

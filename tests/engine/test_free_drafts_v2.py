@@ -101,13 +101,13 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=3 * len(most)))
     count_from_here(llm)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
-    texts = speculator.step.free_drafts
+    texts = speculator.device_step.free_drafts
 
     def nonsense(_: Any, batch: Batch) -> None:
         count = len(batch.slots)
         texts.tokens[:count] = torch.arange(texts.tokens.shape[1]) * 293 % vocab_size
         texts.tokens[:count, 0], texts.tokens[:count, 1] = vocab_size - 1, 0
-        texts.matches[:count] = 32 * (batch.sampled > 0)
+        texts.matches[:count] = 32 * (batch.num_sampled > 0)
 
     monkeypatch.setattr(type(texts), "look_up", nonsense)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
@@ -132,9 +132,9 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     assert planner.block_chances.seen.sum() > 20
     # The device has been told, except for what was learned in the last steps.
     learned = torch.from_numpy(planner.text_chances.rates).float()
-    assert torch.allclose(speculator.step.slots.rates[1], learned, atol=0.1)
-    fresh = type(speculator.step.slots)(1, 7, torch.device("cpu")).rates
-    assert not torch.equal(speculator.step.slots.rates, fresh)
+    assert torch.allclose(speculator.device_step.slots.rates[1], learned, atol=0.1)
+    fresh = type(speculator.device_step.slots)(1, 7, torch.device("cpu")).rates
+    assert not torch.equal(speculator.device_step.slots.rates, fresh)
 
 
 @pytest.mark.slow  # engines on the emulated GPU always trim there

@@ -82,7 +82,7 @@ def llm(request: pytest.FixtureRequest) -> Any:
     ):
         trees = proposer_of(llm).trees
         assert (trees is not None and trees.is_attached) == (request.param == "trees")
-        assert proposer_of(llm).step.free_drafts is not None
+        assert proposer_of(llm).device_step.free_drafts is not None
         kinds = cycle(
             [
                 lambda most: PlanAhead(most, True),
@@ -130,7 +130,7 @@ def test_what_a_step_launches_beyond_vllms(llm: LLM, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)
     monkeypatch.setattr(trimming_module, "best_budget", lambda *what, **_: max(what[4] - 1, 0))
     steps = warm_steps(llm, 3, launches_counted, monkeypatch)
-    kernels = ["_grade", "_learn_of_everybody", "_scan", "_predict", "_choose"]
+    kernels = ["_grade", "_learn_overall", "_scan", "_predict", "_choose"]
     expected = Counter({f"kernel {name}": 1 for name in kernels} | {COPY: 1})
     if proposer_of(llm).budget is not None:
         expected += Counter({"aten::index_put_": 1, "kernel _split": 1, COPY: 1})

@@ -15,7 +15,7 @@ from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.budget import Load, RecentChances, best_budget
+from vllm_dflash.planning.budget import Load, RecentWorths, best_budget
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import NO_DRAFTS, Learned, StepRecord
 
@@ -95,7 +95,7 @@ class OurBudget:
 
     def __init__(self, costs: StepCosts, num_slots: int, width: int) -> None:
         self.costs, self.width = costs, width
-        self.recent = RecentChances(num_slots, width)
+        self.recent = RecentWorths(num_slots, width)
         self._min_verified, self._next_min_verified = 0, 0
 
     def drafts(self, scheduled: Scheduled, chances: Floats) -> int:

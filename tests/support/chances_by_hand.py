@@ -68,7 +68,7 @@ class Bias:
 
     def __init__(self, num_rows: int) -> None:
         self.requests = np.zeros((num_rows, 2))
-        self.everybody = np.zeros(2)
+        self.overall = np.zeros(2)
 
     def forget(self, rows: Ints) -> None:
         self.requests[rows] = 0.0
@@ -77,15 +77,15 @@ class Bias:
         """Learn from expected and accepted tokens of D requests, [D] each, no row twice."""
         came = np.stack([expected, accepted], axis=1)
         self.requests[rows] = REQUEST_MEMORY * self.requests[rows] + came
-        self.everybody = GLOBAL_MEMORY ** len(rows) * self.everybody + came.sum(axis=0)
+        self.overall = GLOBAL_MEMORY ** len(rows) * self.overall + came.sum(axis=0)
 
-    def of_everybody(self) -> float:
-        expected, accepted = self.everybody + BIAS_PRIOR_TOKENS
+    def of_all(self) -> float:
+        expected, accepted = self.overall + BIAS_PRIOR_TOKENS
         return float(accepted / expected)
 
     def of(self, rows: Ints) -> Floats:
         """Return the bias of these requests, [D]."""
-        prior = BIAS_PRIOR_TOKENS * self.of_everybody()
+        prior = BIAS_PRIOR_TOKENS * self.of_all()
         return (self.requests[rows, 1] + prior) / (self.requests[rows, 0] + BIAS_PRIOR_TOKENS)
 
 

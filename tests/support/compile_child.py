@@ -27,7 +27,7 @@ TYPES = {
         " text_lens matches found_matches window found_table found_lens logit_ends row_ends sizes"
         " paths path_lens rows may_branch parents chains cu_num_logits prefill_lens",
         "*bf16": "query cache output",
-        "*fp32": "confidence block_confidence chances records everybody sums outcomes rates trust"
+        "*fp32": "confidence block_confidence chances records overall sums outcomes rates trust"
         " knots sinks parts found_parts log_sums chain_chances probabilities",
         "fp32": "scale softcap",
     }.items()
@@ -85,11 +85,11 @@ PATH = {"NODES": 15, "PADDED_NODES": 16, "CHUNK": 128}
 
 
 CASES: dict[str, list[dict[str, Any]]] = {
-    "confidence._judge_tiles": [
+    "confidence._find_in_tiles": [
         {"logits": "*bf16", "V": 151936, "TILE": 4096},
         {"logits": "*fp32", "V": 1000, "TILE": 4096},
     ],
-    "confidence._judge_rows": [
+    "confidence._find_in_rows": [
         {"logits": "*bf16", "V": 151936, "TILE": 4096, "PADDED_TILES": 64, "C": 8},
         {"logits": "*fp32", "V": 1000, "TILE": 1024, "PADDED_TILES": 1, "C": 1},
     ],
@@ -109,7 +109,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         for fair in (False, True)
     ],
     "windowed_context._leave_out": [{"BLOCK_SIZE": 16, "UNIT": 16, "TILE": 1024}],
-    "grading._learn_of_everybody": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
+    "grading._learn_overall": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [
         *(NODES, ONE_NODE),

@@ -153,5 +153,5 @@ class DecisionsByHand:
             for slot, each in enumerate(self.slots)
         ]
         np.testing.assert_allclose(slots.records.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
-        everybody = [bias.everybody.tolist() for bias in self.biases]
-        np.testing.assert_allclose(slots.everybody.cpu().numpy(), everybody, rtol=1e-5, atol=1e-5)
+        overall = [bias.overall.tolist() for bias in self.biases]
+        np.testing.assert_allclose(slots.overall.cpu().numpy(), overall, rtol=1e-5, atol=1e-5)

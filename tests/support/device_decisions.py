@@ -45,8 +45,8 @@ def lengths_in_turn(*lengths: int) -> Callable[[Ints], PlanAhead]:
 
 def prefer(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, text: float, block: float) -> None:
     """Make the device consider every draft of each kind to be that likely."""
-    slots = proposer_of(llm).step.slots
+    slots = proposer_of(llm).device_step.slots
     monkeypatch.setattr(type(slots), "set_rates", lambda *_: None)
     slots.rates[0], slots.rates[1] = block, text
     slots.records[:, 2:6] = 0.0
-    slots.everybody.zero_()
+    slots.overall.zero_()

@@ -275,13 +275,16 @@ class SpeculatorHarness(Harness):
     """The harness for Model Runner V2."""
 
     def nan_drafts(self) -> int:
-        records, width = self.proposer.step.slots.records, self.proposer.num_speculative_steps
+        records, width = (
+            self.proposer.device_step.slots.records,
+            self.proposer.num_speculative_steps,
+        )
         held = records[:, HEAD : HEAD + width]
         return int((held < 0.0).sum())
 
     def _load(self, target: HfTarget) -> None:
         self.proposer = PlannedSpeculator(self.config, torch.device("cpu"))
-        self.proposer.step.free_drafts = None  # none are kept here
+        self.proposer.device_step.free_drafts = None  # none are kept here
         self.proposer.load_model(target)
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:

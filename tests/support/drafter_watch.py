@@ -45,7 +45,7 @@ def watch_drafts(llm: LLM) -> Iterator[list[Draft]]:
     def draft_v1(inputs: Any, block_table: Any, newest: Any) -> Any:
         ends = inputs.query_start_loc
         slots = [inputs.slots[a:b] for a, b in itertools.pairwise(ends)]
-        note([drafter.step.ids[row] for row in inputs.requests], slots)
+        note([drafter.record.ids[row] for row in inputs.requests], slots)
         return original(inputs, block_table, newest)
 
     def draft_v2(num_reqs: int, *more: Any, **named: Any) -> None:

@@ -31,8 +31,8 @@ class ForcedTexts(FixedLength):
         width = int(self._dice.integers(1, 1 + min(self.max_draft, step.limits[drafted].max())))
         return Plan(drafted, width, price=1.0, speedup=1.0, uses_text=uses_text)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        lengths, from_text = super().lengths(step, confidence)
+    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        lengths, from_text = super().decide_lengths(step, confidence)
         if step.plan.uses_text and step.predicted is not None:
             predicted = step.predicted.lengths
             takes = self._whole or self._dice.random(step.num_requests) < 0.7

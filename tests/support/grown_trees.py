@@ -71,10 +71,10 @@ class Grown:
         return [torch.from_numpy(each).to(self.device) for each in arrays]
 
     def bias_of(self, slot: int) -> float:
-        (expected, accepted), prior = self.slots.everybody[0].tolist(), BIAS_PRIOR_TOKENS
-        everybody = prior * (accepted + prior) / (expected + prior)
+        (expected, accepted), prior = self.slots.overall[0].tolist(), BIAS_PRIOR_TOKENS
+        overall = prior * (accepted + prior) / (expected + prior)
         expected, accepted = self.slots.records[slot, 2:4].tolist()
-        return (accepted + everybody) / (expected + prior)
+        return (accepted + overall) / (expected + prior)
 
     def grow(self, *, has_block: bool = True) -> None:
         there, sampled = self.there(self.of_request, self.sampled)

@@ -134,7 +134,7 @@ class World:
             plan = step.plan
             if plan.width or plan.uses_text:
                 confidence = truth[plan.drafted, : plan.width] ** self.overrated
-                lengths, step.from_text = self.policy.lengths(step, confidence)
+                lengths, step.from_text = self.policy.decide_lengths(step, confidence)
             from_text = step.from_text
             if plan.width:
                 step.draft_rows = int(plan.drafted.sum()) * (1 + plan.width)

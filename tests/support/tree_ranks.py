@@ -54,8 +54,8 @@ class Grower:
 
     def written_down(self) -> tuple[list[Any], torch.Tensor]:
         """Return tree and last token of each request, step by step, and all that was learned."""
-        slots = self.drafter.step.slots
-        return self.grown, torch.cat([slots.everybody.flatten(), slots.records.flatten()])
+        slots = self.drafter.device_step.slots
+        return self.grown, torch.cat([slots.overall.flatten(), slots.records.flatten()])
 
 
 if parent_process() is not None:  # a rank, which is going to load the target

@@ -39,7 +39,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     segments: int | None = None
-    everybody: bool = True
+    all_requests: bool = True
     most_nodes: int = 64
 
 
@@ -186,7 +186,7 @@ def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Made:
         if case.window:  # blocks that left it belong to others: vLLM puts its null block there
             table[number, : max(request.context - case.window + 1, 0) // BLOCK_SIZE] = 0
         rows = slice(starts[number], starts[number + 1])
-        if case.everybody or request.has_tree:
+        if case.all_requests or request.has_tree:
             seen = visible(request.context, parents, case.window)
             expected[rows], _ = attention(query[rows], k, v, seen, scores)
     ends = np.array([*starts, starts[-1], starts[-1]], np.int32)
@@ -213,9 +213,11 @@ def attend(
     output = torch.full_like(made.query, UNTOUCHED)
     layer = made.batch, made.trees, made.scores
     context = attend_to_context(
-        made.query, made.kv_cache, *layer, everybody=case.everybody, segments=case.segments
+        made.query, made.kv_cache, *layer, all_requests=case.all_requests, segments=case.segments
     )
-    attend_to_nodes(made.query, made.kv_cache, context, output, *layer, everybody=case.everybody)
+    attend_to_nodes(
+        made.query, made.kv_cache, context, output, *layer, all_requests=case.all_requests
+    )
     return output.float().cpu(), made.expected
 
 

@@ -20,7 +20,7 @@ from vllm_dflash.planning.curves import Curve
 
 SECONDS_PER_CURVE = 1.0
 """Time budget of a curve. Past the last measured row count, its last slope continues."""
-STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXT_TOKENS = 128
 """Context length of the dummy requests."""
 FAR_CONTEXT_TOKENS = 8192
@@ -69,8 +69,8 @@ def profiled_rows(max_requests: int, most: int) -> list[int]:
     vLLM's dummy batches give all leftover rows to one request, which could then be longer than its
     cache. So a batch is either not full or evenly filled.
     """
-    rows = {count for count in STEPS if count <= max_requests}
-    rows |= {max_requests * each for each in STEPS}
+    rows = {count for count in ROW_COUNTS if count <= max_requests}
+    rows |= {max_requests * each for each in ROW_COUNTS}
     return sorted(count for count in rows if count <= most)
 
 

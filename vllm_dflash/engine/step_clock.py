@@ -38,7 +38,7 @@ class StepClock:
         """
         last, self._last = self._last, step
         is_same_batch, only_decodes = self._ids == step.ids, step.only_decodes
-        since = self.skip(step.ids)
+        since = self.pass_over(step.ids)
         held = None
         if self._held and last is not None and step.verified.any():  # held steps verify no drafts
             mean = self._held_seconds / self._held
@@ -56,7 +56,7 @@ class StepClock:
             self._held, self._held_seconds = 0, 0.0
         return held
 
-    def skip(self, ids: Sequence[str]) -> float:
+    def pass_over(self, ids: Sequence[str]) -> float:
         """End a step that nobody learns from. Returns its seconds, 0 after a pause."""
         last, self._ids = self._ids, ids
         now = time.perf_counter()

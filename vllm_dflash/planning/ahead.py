@@ -1,4 +1,4 @@
-"""Draft lengths on Model Runner V2, planned one step before the drafts exist.
+"""Draft lengths on Model Runner V2, planned before the drafts exist.
 
 The device chooses each request's drafts: a block's, or those its text predicts. Where it can trim,
 it also chooses which of them are verified. The host decides whether a block runs at all, and how
@@ -32,8 +32,10 @@ from vllm_dflash.planning.planner import (
 from vllm_dflash.planning.probes import ProbeSchedule
 from vllm_dflash.planning.step import BLOCK, TEXT, Learned, Outcomes, StepEstimate, StepRecord
 
-SURPRISE, PROBE_MEMORY = 3.0, 0.5
-"""Standard deviations from which probes contradict them; weight left of a probe after the next."""
+SURPRISE = 3.0
+"""Standard deviations by which probes must be better than estimated to make us distrust that."""
+PROBE_MEMORY = 0.5
+"""Weight left of a probe after the next."""
 LEAST_PROBED = 0.005
 """Share of the time that probes take in the long run. A block runs for all requests or for none."""
 LEAST_READING = 0.02
@@ -51,9 +53,9 @@ class PlanAhead:
     runs_block: bool = False
     min_verified: int = 0
     """Drafts to verify, however little they seem worth."""
-    is_probe: bool = False
-    """Whether this is a probe: of drafting where it does not seem to pay, of plain decoding where
-    it does."""
+    is_experiment: bool = False
+    """Whether the step goes against the plan: it drafts although that does not seem to pay (a
+    probe), or decodes plainly although drafting does."""
     rate: float = 0.0
     """Expected rate (`objective.rate_of`)."""
     promise: float = 0.0
@@ -122,7 +124,7 @@ class AheadPlanner(LearningPlanner):
         plain_seconds = self.costs.plain(count, context)
         drafting = self._drafting_seconds(context_lens)
         plain = count / plain_seconds
-        # What reading a context for one more draft must bring, at the lowest price.
+        # Accepted drafts that pay for reading each context for one more draft, at the lowest price.
         price = price_of(count, plain, plain_seconds + drafting, self.fair)
         min_worth = price * self.costs.attention.draft * context_lens
         min_worth[min_worth <= LEAST_READING] = 0.0
@@ -145,7 +147,7 @@ class AheadPlanner(LearningPlanner):
             self.probes.restart()
             self._probe_charge = 0.0
         if chosen is not nothing and self.plain_checks.are_due(count, self.speedup, steps):
-            return replace(nothing, is_probe=True)
+            return replace(nothing, is_experiment=True)
         if chosen.runs_block:
             return chosen
         is_close = blocks.rate > CLOSE * chosen.rate
@@ -168,9 +170,9 @@ class AheadPlanner(LearningPlanner):
         otherwise it is 0.
         """
         chances = self.block_chances.acceptance(outcomes.confidence) * (outcomes.confidence > 0.0)
-        is_rest = np.arange(self.max_draft) >= outcomes.likeliest[:, None]
+        is_rest = np.arange(self.max_draft) >= outcomes.verified_in_chain[:, None]
         survival = np.where(is_rest, chances, 1.0).cumprod(axis=1)
-        came = outcomes.accepted == outcomes.likeliest
+        came = outcomes.accepted == outcomes.verified_in_chain
         return came * (survival * is_rest).sum(axis=1)
 
     def _drafting_seconds(self, context_lens: Ints) -> float:
@@ -244,7 +246,7 @@ class AheadPlanner(LearningPlanner):
         """Learn from requests that had a block; `found`: survival of texts' predictions, [R, K]."""
         made = np.flatnonzero(outcomes.confidence[:, 0] > 0.0)
         of_those = rows[made]
-        verified = np.where(outcomes.source == BLOCK, outcomes.likeliest, 0)
+        verified = np.where(outcomes.source == BLOCK, outcomes.verified_in_chain, 0)
         accepted = np.where(verified > 0, outcomes.accepted, 0)
         if self._probe_charge:
             self._probed *= PROBE_MEMORY
@@ -276,9 +278,9 @@ class AheadPlanner(LearningPlanner):
         learn(self.text_chances, rows, verified, known, came_true)
         goes_on = (known > 0) & (came_true == known)
         self._has_ended[rows] = ~goes_on
-        # A match that has held so far is longer by the tokens produced. By then, another step will
-        # have gone through all that it predicts now. A text that repeats itself predicts only the
-        # repeated part, again and again.
+        # A match that has held so far is longer by the tokens produced. These outcomes are two
+        # steps old when they are used, and all that is predicted now will be behind us: only a text
+        # that repeats itself predicts more, its repeated part.
         lengths = lengths * goes_on
         going = expect_texts(self.text_chances, rows, matches + step.produced, lengths)
         last = going[np.arange(len(rows)), lengths - 1] * (lengths > 0)

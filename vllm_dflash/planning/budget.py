@@ -16,7 +16,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.objective import fastest, price_of, worth_of, worthiest
 
-MOST_STEPS = 16
+MOST_SAMPLED = 16
 """Number of steps whose chances are remembered."""
 ENOUGH_REQUESTS = 48
 """Requests that a sample needs: one step with this many, or several steps with fewer."""
@@ -26,14 +26,14 @@ CANDIDATES = 48
 """Budgets to compare; a larger range is thinned out."""
 
 
-class RecentChances:
+class RecentWorths:
     """Worth of the drafts of each request slot in its last few steps."""
 
     def __init__(self, max_requests: int, max_draft: int, *, fair: bool = False) -> None:
         """Keep up to `max_draft` drafts (K) of each slot; `fair`: the objective."""
         self._fair = fair
         self._assumed = worth_of(ASSUMED_RATE ** np.arange(1, max_draft + 1), fair)
-        self._worth = np.zeros((MOST_STEPS, max_requests, max_draft), np.float32)
+        self._worth = np.zeros((MOST_SAMPLED, max_requests, max_draft), np.float32)
         self._worth[:] = self._assumed
         self._next = np.zeros(max_requests, np.int64)
 
@@ -44,7 +44,7 @@ class RecentChances:
     def add(self, slots: Ints, chances: Floats) -> None:
         """Add the chance of each draft given those before it, of R requests, [R, K]."""
         self._worth[self._next[slots], slots] = worth_of(np.cumprod(chances, axis=1), self._fair)
-        self._next[slots] = (self._next[slots] + 1) % MOST_STEPS
+        self._next[slots] = (self._next[slots] + 1) % MOST_SAMPLED
 
     def sample(self, slots: Ints, num_drafts: Ints) -> tuple[Floats, int]:
         """Return the worth of drafts like those of a step of R requests.
@@ -56,8 +56,8 @@ class RecentChances:
         Returns:
             Worth in descending order, [N], and the number of steps it covers.
         """
-        steps = min(-(-ENOUGH_REQUESTS // len(slots)), MOST_STEPS)
-        back = (self._next[slots] - 1 - np.arange(steps)[:, None]) % MOST_STEPS  # [steps, R]
+        steps = min(-(-ENOUGH_REQUESTS // len(slots)), MOST_SAMPLED)
+        back = (self._next[slots] - 1 - np.arange(steps)[:, None]) % MOST_SAMPLED  # [steps, R]
         found = self._worth[back, slots]  # [steps, R, K]
         within = np.arange(found.shape[2]) < num_drafts[:, None]  # [R, K]
         return -np.sort(-found[:, within].ravel()), steps

@@ -41,10 +41,10 @@ class Cadence:
         self._num_requests = num_requests
         return True
 
-    def steps_since_plan(self) -> int:
-        """Return the number of steps since this was last called; 1 at least."""
+    def take_steps_since_plan(self) -> int:
+        """Return the number of steps since this was last called, at most `MOST_STEPS`."""
         steps, self._passed = self._passed, 0
-        return min(max(steps, 1), MOST_STEPS)
+        return min(steps, MOST_STEPS)
 
     def watch(self) -> None:
         """Note that a probe was planned: the next steps show what came of it."""

@@ -131,9 +131,9 @@ def expect(chances: Chances, rows: Ints, confidence: Floats, lengths: Ints) -> F
         confidence: confidence of their drafts, [D, w].
         lengths: number of drafts of each request, [D]; survival after those is 0.
     """
-    curves, everybody = np.zeros(confidence.shape), chances.bias_of_all
-    prior = everybody[1] + BIAS_PRIOR_TOKENS
-    prior = BIAS_PRIOR_TOKENS * (prior / (everybody[0] + BIAS_PRIOR_TOKENS))
+    curves, overall = np.zeros(confidence.shape), chances.bias_of_all
+    prior = overall[1] + BIAS_PRIOR_TOKENS
+    prior = BIAS_PRIOR_TOKENS * (prior / (overall[0] + BIAS_PRIOR_TOKENS))
     for number in range(len(rows)):
         row, survival = rows[number], 1.0
         bias = (chances.bias[row, 1] + prior) / (chances.bias[row, 0] + BIAS_PRIOR_TOKENS)
@@ -182,8 +182,8 @@ def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints
         for knot in range(len(CONFIDENCE_KNOTS)):
             chances.seen[position, knot] *= fade
             chances.accepted[position, knot] *= fade
-    everybody, memory = chances.bias_of_all, GLOBAL_MEMORY**num_known
-    everybody[0], everybody[1] = memory * everybody[0], memory * everybody[1]
+    overall, memory = chances.bias_of_all, GLOBAL_MEMORY**num_known
+    overall[0], overall[1] = memory * overall[0], memory * overall[1]
     for request in range(num_requests):
         if not tried[request]:
             continue
@@ -201,8 +201,8 @@ def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints
         bias = chances.bias[row]
         bias[0] = REQUEST_MEMORY * bias[0] + expected
         bias[1] = REQUEST_MEMORY * bias[1] + came
-        everybody[0] += expected
-        everybody[1] += came
+        overall[0] += expected
+        overall[1] += came
     update_rates(chances)
 
 

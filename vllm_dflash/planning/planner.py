@@ -217,7 +217,7 @@ class Planner(LearningPlanner):
         )
         return plan, seconds
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         """Return how many drafts of each request to verify, and whether they are its text's, [R].
 
         Args:

@@ -79,7 +79,7 @@ def rehearse_planner(max_draft: int, most_free: int) -> None:
             step.plan = planner.plan(step)
             confidence = np.ones((int(step.plan.drafted.sum()), step.plan.width))
             if step.plan.width or step.plan.uses_text:
-                planner.lengths(step, confidence)
+                planner.decide_lengths(step, confidence)
             if step.plan.width:
                 step.draft_rows = step.context_rows = 2
             planner.observe(step)

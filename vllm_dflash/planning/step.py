@@ -82,7 +82,7 @@ class Outcomes(NamedTuple):
     """Predicted tokens whose true token is known by now, [R]."""
     came_true: Ints
     """Those that were right, up to the first wrong one, [R]."""
-    likeliest: Ints
+    verified_in_chain: Ints
     """Drafts that were verified; in a tree, only those on its chain of likeliest drafts, [R]."""
     accepted: Ints
     """Accepted drafts among those, [R]."""
@@ -173,7 +173,8 @@ class StepRecord:
     rows: int = 0
     """Rows that the target ran: prompt tokens, and one and its drafts for each decoding request."""
     verified: Ints = field(default_factory=lambda: UNSET)
-    """Drafts of each that the target verified, [R]."""
+    """Drafts of each that the target verified, [R]. Where V2's device does not trim, vLLM's
+    placeholders for drafts count as well: they take as long."""
     verified_free: Ints = field(default_factory=lambda: UNSET)
     """Drafts among those that its text predicted, [R]."""
 
@@ -190,7 +191,7 @@ class StepRecord:
     is_resting: bool = False
     """Whether an earlier plan decided that the drafter does not run in this step."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))
-    """What this step drafts."""
+    """What this step drafts. V2: only the window of the block in `draft_rows`, and the speed-up."""
     could_draft: bool = False
     """Whether any request could have used a draft."""
     lengths: Ints = field(default_factory=lambda: UNSET)
@@ -201,7 +202,8 @@ class StepRecord:
     """Drafts thrown away because their logits were not finite."""
 
     draft_rows: int = 0
-    """Rows of the drafter's block forward if the step's time includes one; otherwise 0."""
+    """Rows of the block whose time is part of the step's, 0 if there is none: the block after this
+    step's target (V1), or after the last step's (V2)."""
     draft_seconds: float = 0.0
     context_rows: int = 0
     """Context rows that were stored."""

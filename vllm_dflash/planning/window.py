@@ -20,7 +20,7 @@ from vllm_dflash.planning import Ints
 TOKENS = 1024, 256
 """Tokens of each window that is tried. Attention to 1,024 tokens takes little time beside the
 weights of a drafter. A drafter trained on short texts may need 256: docs/benchmarks.md."""
-SHORTEST = 1024
+LEAST_CONTEXT = 1024
 """Tokens of the shortest context that may have a window."""
 
 TRIAL_STEPS = 4
@@ -31,7 +31,7 @@ FIRST_STEPS, MOST_STEPS = 32, 4096
 probe that changes nothing."""
 PROBE_STEPS = 16
 """Drafted steps of a probe."""
-MARGIN = 1.01
+LEAST_GAIN = 1.01
 """Ratio by which the other way must be better."""
 PRIOR = 64.0
 """Verified blocks that the acceptance of both ways together counts for in the estimate of each: a
@@ -182,7 +182,7 @@ class ContextClass:
         The others were measured in another batch, perhaps."""
         rates = self.rates()
         best = max(tried, key=rates.__getitem__)
-        if rates[best] > MARGIN * rates[self.in_use] > 0.0:
+        if rates[best] > LEAST_GAIN * rates[self.in_use] > 0.0:
             self.in_use, self._interval = best, FIRST_STEPS
         else:
             self._interval = min(2 * self._interval, MOST_STEPS)
@@ -194,22 +194,24 @@ class WindowChooser:
     def __init__(self, longest: int) -> None:
         """Choose for contexts of up to `longest` tokens."""
         self.tokens = 0, *TOKENS
-        count = 1 + int(log2(max(longest / SHORTEST, 1.0)))
+        count = 1 + int(log2(max(longest / LEAST_CONTEXT, 1.0)))
         self.classes = [ContextClass(len(self.tokens)) for _ in range(count)]
 
     def choose(self, context_lens: Ints, steps: int = 1) -> Chosen:
         """Return the window for blocks of these requests, `steps` drafted steps after the last."""
         mean = float(context_lens.mean()) if len(context_lens) else 0.0
-        if mean < SHORTEST:
+        if mean < LEAST_CONTEXT:
             return Chosen(WHOLE, WHOLE)
-        octave = min(int(log2(mean / SHORTEST)), len(self.classes) - 1)
+        octave = min(int(log2(mean / LEAST_CONTEXT)), len(self.classes) - 1)
         found = self.classes[octave]
         if not (found.is_tried or found.rest.steps):
             tried = [one for one in self.classes[:octave] if one.is_tried]
             if tried:
                 found.start_like(tried[-1])
         before, way = found.in_use, found.choose_way(steps)
-        run, in_use = (Window(self.tokens[one], SHORTEST, octave) for one in (way, found.in_use))
+        run, in_use = (
+            Window(self.tokens[one], LEAST_CONTEXT, octave) for one in (way, found.in_use)
+        )
         return Chosen(run, in_use, found.in_use != before)
 
     def observe_drafts(self, window: Window, verified: int, accepted: int) -> None:
@@ -228,7 +230,7 @@ class WindowChooser:
 
     def report(self) -> list[dict[str, Any]]:
         """Return what was measured and chosen by class, for `dflash_stats`; plain values."""
-        starts = [SHORTEST << octave for octave in range(len(self.classes))]
+        starts = [LEAST_CONTEXT << octave for octave in range(len(self.classes))]
         ends = [*starts[1:], None]  # the last class has all longer contexts
         return [
             {

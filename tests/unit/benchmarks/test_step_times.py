@@ -15,7 +15,7 @@ from support.fake_time import FakeTime
 class MadeUpRunner:
     """A step takes 12 s in the target, 12 drafting, and 5 elsewhere; what ends it, 2 more."""
 
-    step: Any = None
+    record: Any = None
 
     def __init__(self, clock: FakeTime) -> None:
         self.clock = clock
@@ -45,7 +45,7 @@ class MadeUpRunner:
     def end_step(self) -> None:
         """Planning takes time in here, too."""
         self.takes(2)
-        self.step.planning_seconds += 0.25
+        self.record.planning_seconds += 0.25
 
 
 class OurWorker(TimedSteps):
@@ -76,7 +76,7 @@ def run(worker: OurWorker, rows: int, drafts: int, running: str = "a") -> None:
 def test_parts_of_a_step(worker: OurWorker) -> None:
     for context in (1.5, 2.5):
         run(worker, rows=1, drafts=0)
-        worker.model_runner.step = SimpleNamespace(context_seconds=context, planning_seconds=0.25)
+        worker.model_runner.record = SimpleNamespace(context_seconds=context, planning_seconds=0.25)
         worker.model_runner.end_step()
     times = worker.step_times()
     assert (times["steps"], times["drafts"], times["tokens"]) == (2, 2, 6)

@@ -14,7 +14,7 @@ from vllm_dflash.engine.v2 import trimming as module
 from vllm_dflash.engine.v2.exchange import Directions, HostCopy
 from vllm_dflash.engine.v2.trimming import ARRIVED, DraftBudget, Sent
 from vllm_dflash.planning import Floats
-from vllm_dflash.planning.budget import MOST_STEPS, Load, RecentChances
+from vllm_dflash.planning.budget import MOST_SAMPLED, Load, RecentWorths
 from vllm_dflash.planning.step import Learned
 from vllm_dflash.planning.window import Window
 
@@ -60,11 +60,11 @@ def decode(budget: Any, directions: Directions, chance: float = 0.5, *, rows: in
     return found
 
 
-def fresh_recent() -> RecentChances:
-    return RecentChances(SLOTS, K)
+def fresh_recent() -> RecentWorths:
+    return RecentWorths(SLOTS, K)
 
 
-def expected_of(recent: RecentChances) -> list[float]:
+def expected_of(recent: RecentWorths) -> list[float]:
     """Sampled chances of the request `decodes`."""
     return recent.sample(np.array([PLACES["decodes"]]), np.array([K]))[0].tolist()
 
@@ -95,7 +95,7 @@ def test_five_requests(asked: list[Any], runs_block: bool) -> None:
     limit, and one is new, with placeholders. Slots are not batch rows, nor in their order."""
     random = np.random.default_rng(0)
     chances = random.random((SLOTS, K)).astype(np.float32)
-    budget, recent = bare(chances), RecentChances(SLOTS, K)
+    budget, recent = bare(chances), RecentWorths(SLOTS, K)
     budget.begin_step(Directions(runs_block, window=Window(100, 100, 0)))
     budget.add_request(PLACES["new"])
     assert budget.get_num_tokens(ROWS, DRAFTS) == 64 + 5
@@ -122,7 +122,7 @@ def test_chances_of_a_step_are_pooled_once(
     budget, added = bare(), []
     while len(budget._sent) > 1:
         budget._sent.pop()
-    monkeypatch.setattr(RecentChances, "add", lambda _, slots, chances: added.append(len(slots)))
+    monkeypatch.setattr(RecentWorths, "add", lambda _, slots, chances: added.append(len(slots)))
     for _ in range(3):
         budget.begin_step(Directions(runs_block=False))
         budget.get_num_tokens(ROWS, DRAFTS)
@@ -176,7 +176,7 @@ def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
 def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
     """vLLM would give them the best chances. Other slots do not change."""
     budget = bare()
-    for _ in range(MOST_STEPS):
+    for _ in range(MOST_SAMPLED):
         budget.recent.add(np.arange(SLOTS), np.full((SLOTS, K), 0.1))
     budget.add_request(2)
     hopeless = [[0.5] * K, [0.5] * K, [0.0] * K, *[[0.5] * K] * 3]
@@ -184,7 +184,7 @@ def test_placeholders_have_no_chance_and_the_slots_past_is_forgotten() -> None:
     first, of_another = (
         budget.recent.sample(np.array([slot]), np.array([1]))[0] for slot in (2, 3)
     )
-    fresh = RecentChances(SLOTS, K).sample(np.array([0]), np.array([1]))[0]
+    fresh = RecentWorths(SLOTS, K).sample(np.array([0]), np.array([1]))[0]
     assert first.tolist() == fresh.tolist() != of_another.tolist()
 
 
@@ -238,7 +238,7 @@ def test_a_prompt_makes_the_sample_of_those_that_decode_no_smaller(asked: list[A
     budget = bare()
     for rows in ({"decodes": 4}, {"decodes": 4, "in its prompt": 60, "undrafted": 1}):
         budget.get_num_tokens(rows, DRAFTS)
-    assert [steps for *_, steps, _, _ in asked] == [MOST_STEPS] * 2
+    assert [steps for *_, steps, _, _ in asked] == [MOST_SAMPLED] * 2
 
 
 def test_what_steps_cost_is_taken_from_the_scheduler() -> None:

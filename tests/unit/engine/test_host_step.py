@@ -65,7 +65,7 @@ class Scripted(FixedLength):
         self.asked.append(step)
         return self.plans.pop(0) if self.plans else Plan.without_block(step.num_requests)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
 
     def use_window(self, chosen: Chosen) -> None:
@@ -75,7 +75,7 @@ class Scripted(FixedLength):
 class FromText(Scripted):
     """Verifies all drafts that texts predict."""
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         assert step.predicted is not None
         return step.predicted.lengths, step.predicted.lengths > 0
 
@@ -296,7 +296,7 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
     count = len(lengths)
 
     class Told(Scripted):
-        def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
             return np.array(lengths), np.array(from_text or [False] * count)
 
     host = Host(Told(drafting(*[True] * count)), looks_up=True)

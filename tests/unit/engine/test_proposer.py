@@ -105,7 +105,7 @@ class Told(FixedLength):
         uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
         return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         return np.array(self.chosen), np.array(self.from_text)
 
 

@@ -30,7 +30,7 @@ def bare() -> Any:
     made.draft_tokens = made.handed_over = torch.zeros(4, K, dtype=torch.int64)
     made.trees, made.num_query_per_req, made.max_num_tokens = None, 1 + K, 4 * (1 + K)
     texts: Any = SimpleNamespace(look_up=lambda _: None)
-    made.step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
+    made.device_step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
     made.statistics, made.budget = DraftStatistics(K), None
     made.runs_target_alone, made.newly_admitted = False, ()
     made.windowed, made.timer, made._window_report = None, None, []
@@ -59,7 +59,7 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
 ) -> None:
     """No others are: `c` and `b` are new, `gone` has left again."""
     speculator = bare()
-    speculator.step.slots.records[:, 0] = BLOCK
+    speculator.device_step.slots.records[:, 0] = BLOCK
     seen: list[list[int]] = []
     monkeypatch.setattr(
         module, "grade", lambda slots, *_: seen.append(slots.records[:, 0].tolist())
@@ -80,8 +80,8 @@ def test_what_was_learned_is_taken_over() -> None:
     rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
     directions = Directions(True, learned=Learned(np.zeros(1, COSTS), *rates))
     speculator.begin_step(scheduled(directions))
-    assert speculator.step.slots.rates[0].unique().tolist() == [0.25]
-    assert speculator.step.slots.rates[1].unique().tolist() == [0.5]
+    assert speculator.device_step.slots.rates[0].unique().tolist() == [0.25]
+    assert speculator.device_step.slots.rates[1].unique().tolist() == [0.5]
     assert told == [directions]
     nobody = scheduled(Directions(False))
     nobody.total_num_scheduled_tokens = 0  # nothing is verified or drafted

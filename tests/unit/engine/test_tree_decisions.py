@@ -31,7 +31,7 @@ def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: 
     """Parents come before their nodes, so cutting the end leaves a tree. Chances multiply to
     survival, corrected by the request's own bias and that of all requests."""
     world = Grown(seed, width, nodes, max(width, nodes) + is_wide)
-    world.slots.everybody[0] = torch.tensor([40.0, 40.0 * world.random.random()])
+    world.slots.overall[0] = torch.tensor([40.0, 40.0 * world.random.random()])
     world.grow()
     for request, expected in enumerate(world.by_hand):
         world.check(request, expected)

@@ -27,8 +27,8 @@ REQUESTS = st.builds(
 def cases(draw: st.DrawFn) -> Case:
     """Batches and layers of all kinds. A prompt beside trees may have more rows than any tree."""
     requests = draw(st.lists(REQUESTS, min_size=1, max_size=3))
-    everybody = draw(st.booleans())
-    if not everybody and draw(st.booleans()):
+    all_requests = draw(st.booleans())
+    if not all_requests and draw(st.booleans()):
         requests.append(Request(draw(st.integers(0, 30)), 90, has_tree=False))
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (1, 8)]))
     return Case(
@@ -40,7 +40,7 @@ def cases(draw: st.DrawFn) -> Case:
         softcap=draw(st.sampled_from([0.0, 15.0])),
         sinks=draw(st.booleans()),
         segments=draw(st.integers(1, 16)),
-        everybody=everybody,
+        all_requests=all_requests,
     )
 
 
@@ -62,12 +62,12 @@ def test_contexts_are_split_as_far_as_programs_are_idle(tiles: int, expected: in
 def test_a_prompts_rows_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts beside a prompt are split as without it, and the parts have none of its rows."""
     case = Case([Request(60, 7), Request(30, 190, has_tree=False), Request(20, 5)], most_nodes=7)
-    case.everybody = False
+    case.all_requests = False
     made = make(case)
     with monkeypatch.context() as patch:
         patch.setattr(tree_kernels, "_num_programs", lambda device: 160)
         launch = Launch.of(
-            made.query, made.kv_cache, made.batch, made.trees, made.scores, everybody=False
+            made.query, made.kv_cache, made.batch, made.trees, made.scores, all_requests=False
         )
     assert num_segments(launch.num_tiles, launch.num_programs) == 16
     assert launch.num_rows == launch.places * len(made.batch.seq_lens) == 8 * 5
@@ -88,6 +88,6 @@ def test_sequences_shorter_than_their_rows_reach_no_block_before_the_table() -> 
     table[0] = 1
     output = torch.zeros_like(made.query)
     layer = made.batch, made.trees, made.scores
-    context = attend_to_context(made.query, made.kv_cache, *layer, everybody=True)
-    attend_to_nodes(made.query, made.kv_cache, context, output, *layer, everybody=True)
+    context = attend_to_context(made.query, made.kv_cache, *layer, all_requests=True)
+    attend_to_nodes(made.query, made.kv_cache, context, output, *layer, all_requests=True)
     assert output.isfinite().all()

@@ -10,7 +10,7 @@ import torch
 from vllm.compilation.counter import compilation_counter
 from vllm.v1.sample.sampler import Sampler
 
-from vllm_dflash.engine.v1.proposer import RANKS
+from vllm_dflash.engine.v1.proposer import LOGPROB_RANK_CODE
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Drafts
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
@@ -61,7 +61,7 @@ def test_captures_and_compilations_are_counted() -> None:
 
 
 def test_what_plain_engines_compile_for_logprobs_is_not_counted() -> None:
-    state = WarmState(tuple, late=RANKS)
+    state = WarmState(tuple, late=LOGPROB_RANK_CODE)
     state.seal()
     for rows in (1, 3):
         token_ids = torch.zeros(rows, dtype=torch.int64)
@@ -94,9 +94,9 @@ def test_compilations_are_counted_once_however_many_engines_there_were() -> None
 def test_it_counts_where_nothing_is_compiled() -> None:
     """TORCHDYNAMO_DISABLE=1, which people set to look for faults: engines start as usual."""
     code = (
-        "from vllm_dflash.engine.v1.proposer import RANKS\n"
+        "from vllm_dflash.engine.v1.proposer import LOGPROB_RANK_CODE\n"
         "from vllm_dflash.engine.warm import WarmState\n"
-        "state = WarmState(tuple, late=RANKS)\n"
+        "state = WarmState(tuple, late=LOGPROB_RANK_CODE)\n"
         "state.seal()\n"
         "print(state.to_dict()['captures_after_warmup'])"
     )

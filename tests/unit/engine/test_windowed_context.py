@@ -15,7 +15,7 @@ from vllm_dflash.engine.v2.block_timer import BlockTimer
 from vllm_dflash.engine.v2.exchange import Directions
 from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.window import SHORTEST, TOKENS, WHOLE, Window
+from vllm_dflash.planning.window import LEAST_CONTEXT, TOKENS, WHOLE, Window
 
 pytestmark = pytest.mark.v2
 
@@ -63,11 +63,11 @@ def test_metadata_is_built_from_it_and_nothing_else() -> None:
 
 def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
     windows = WindowsAhead(8192, AheadPlanner(7, 3))
-    lens = np.full(3, SHORTEST + 5)
+    lens = np.full(3, LEAST_CONTEXT + 5)
     nothing = [(0, 0)] * 3
     assert windows.chooser.report() == []
     with_block = windows.direct(Directions(runs_block=True), lambda: lens)
-    assert with_block.window == Window(TOKENS[0], SHORTEST, 0)
+    assert with_block.window == Window(TOKENS[0], LEAST_CONTEXT, 0)
     windows.observe(with_block, [1, 1, 1], nothing, 1.0, None)  # no block before it
     without = Directions(runs_block=False)
     assert windows.direct(without, lambda: lens) is without
@@ -85,7 +85,7 @@ def test_outputs_tell_about_the_blocks_of_the_step_before() -> None:
 
 def test_steps_with_prompts_say_nothing_about_windows() -> None:
     """Their blocks' time includes storing prompts; it is known with the next step's output."""
-    windows, lens = WindowsAhead(8192, AheadPlanner(7, 3)), np.full(3, SHORTEST)
+    windows, lens = WindowsAhead(8192, AheadPlanner(7, 3)), np.full(3, LEAST_CONTEXT)
     for has_prompts in (False, True, False, False):
         one = windows.direct(Directions(True), lambda: lens)
         seconds = 10.0 if has_prompts else 0.1
@@ -96,7 +96,7 @@ def test_steps_with_prompts_say_nothing_about_windows() -> None:
 
 def test_steps_without_a_plan_keep_the_window_and_count() -> None:
     windows = WindowsAhead(8192, AheadPlanner(7, 3))
-    lens = np.full(3, SHORTEST)
+    lens = np.full(3, LEAST_CONTEXT)
     anew, again = Directions(True), Directions(True, is_anew=False)
     found = []
     for turn in range(20):

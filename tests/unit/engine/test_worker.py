@@ -73,7 +73,7 @@ def test_one_request_with_drafts_is_enough_to_send_them(
     worker: Any = object.__new__(V1CPUWorker)
     worker.vllm_config = None
     step = StepRecord(["a", "b"], np.ones(2, int), lengths=np.array(lengths))
-    worker.drafter = SimpleNamespace(step=step, end_step=lambda: None)
+    worker.drafter = SimpleNamespace(record=step, end_step=lambda: None)
     monkeypatch.setattr(v1_worker, "sends_drafts_with_output", lambda _: True)
     monkeypatch.setattr(worker, "take_draft_token_ids", lambda: "drafts")
     output = worker.end_step(SimpleNamespace())
@@ -87,7 +87,7 @@ class Drafter:
         self.statistics = DraftStatistics(7)
         self.sealed_with: list[int] = []
         self.trees = None
-        self.step = SimpleNamespace(slots=DraftSlots(2, 7, torch.device("cpu")))
+        self.device_step = SimpleNamespace(slots=DraftSlots(2, 7, torch.device("cpu")))
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:
@@ -100,10 +100,10 @@ class Drafter:
         for _ in range(steps):
             self.statistics.observe_length(1, 7, could_draft=True)
             self.statistics.nan_drafts += 1
-            self.step.slots.records += 1.0
-            self.step.slots.everybody += 1.0
+            self.device_step.slots.records += 1.0
+            self.device_step.slots.overall += 1.0
 
-    def counted(self, output: Any) -> Any:
+    def wrap_output(self, output: Any) -> Any:
         return output
 
 
@@ -145,8 +145,8 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     assert worker.compile_or_warm_up_model() == "seconds"
     assert monitored == [worker]
     assert worker.drafter.sealed_with == [0]
-    assert not worker.drafter.step.slots.records.any()
-    assert not worker.drafter.step.slots.everybody.any()
+    assert not worker.drafter.device_step.slots.records.any()
+    assert not worker.drafter.device_step.slots.overall.any()
     (watch,) = worker._ticking
     assert not watch.__self__._warned_of_nan
     worker.drafter.run(3)
@@ -189,7 +189,7 @@ def test_a_runner_that_built_another_drafter_is_refused(kind: type) -> None:
 def test_what_a_worker_found_out_is_sent_once() -> None:
     """Sent again, it would undo what the scheduler has learned since."""
     worker: Any = object.__new__(GPUWorker)
-    worker.drafter = SimpleNamespace(counted=lambda output: output)
+    worker.drafter = SimpleNamespace(wrap_output=lambda output: output)
     worker._to_send = ((FACTS, WorkerFacts(profiled_costs(), [0, 7])),)
     outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]
     for output in outputs:

@@ -12,9 +12,9 @@ from vllm_dflash.planning.budget import (
     ASSUMED_RATE,
     CANDIDATES,
     ENOUGH_REQUESTS,
-    MOST_STEPS,
+    MOST_SAMPLED,
     Load,
-    RecentChances,
+    RecentWorths,
     best_budget,
 )
 from vllm_dflash.planning.costs import Attention, StepCosts
@@ -98,9 +98,9 @@ def test_drafts_behind_long_contexts_cost_their_reading() -> None:
 def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None:
     """Compared with lists, while slots are used and forgotten."""
     count, width = 5, 3
-    recent = RecentChances(count, width)
+    recent = RecentWorths(count, width)
     assumed = [ASSUMED_RATE, ASSUMED_RATE**2, ASSUMED_RATE**3]
-    known = [[assumed] * MOST_STEPS for _ in range(count)]
+    known = [[assumed] * MOST_SAMPLED for _ in range(count)]
     slots = np.array([0])
     for _ in range(data.draw(st.integers(1, 25))):
         slots = np.array(
@@ -108,7 +108,7 @@ def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None
         )
         if data.draw(st.booleans()):
             recent.forget(int(slots[0]))
-            known[slots[0]] = [assumed] * MOST_STEPS
+            known[slots[0]] = [assumed] * MOST_SAMPLED
         chances = np.array(
             [
                 [data.draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])) for _ in range(width)]
@@ -120,7 +120,7 @@ def test_the_last_steps_of_each_slot_are_the_sample(data: st.DataObject) -> None
             known[slot] = [*known[slot][1:], np.cumprod(row).tolist()]
     drafts = np.array([data.draw(st.integers(0, width)) for _ in slots])
     scores, steps = recent.sample(slots, drafts)
-    assert steps == min(-(-ENOUGH_REQUESTS // len(slots)), MOST_STEPS)
+    assert steps == min(-(-ENOUGH_REQUESTS // len(slots)), MOST_SAMPLED)
     expected = [
         one[draft]
         for slot, number in zip(slots, drafts, strict=True)

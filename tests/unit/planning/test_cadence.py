@@ -59,7 +59,7 @@ def test_steps_that_pass_count_once() -> None:
     passed = []
     for number in range(25):
         if cadence.is_due(8):
-            passed.append(cadence.steps_since_plan())
+            passed.append(cadence.take_steps_since_plan())
         if number == 10:
             cadence.watch()
     assert passed == [1, 10, 1, 1, 1, 1, 10]

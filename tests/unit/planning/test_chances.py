@@ -39,7 +39,7 @@ def test_what_is_learned_equals_plain_bookkeeping(batches: list) -> None:
         bias.observe(rows, (survival * within).sum(axis=1), right)
         assert chances.rates == pytest.approx(calibration.rates)
         assert chances.bias == pytest.approx(bias.requests)
-        assert chances.bias_of_all == pytest.approx(bias.everybody)
+        assert chances.bias_of_all == pytest.approx(bias.overall)
 
 
 def test_survival_ends_where_drafts_do() -> None:

@@ -152,7 +152,7 @@ def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
         step.plan = ours.plan(step)
         step.agreed = np.array([agreed])
         step.plan = Plan(np.array([True]), 2, price=500.0, speedup=1.0, uses_text=True)
-        lengths, from_text = ours.lengths(step, np.array([[0.9, 0.9]]))
+        lengths, from_text = ours.decide_lengths(step, np.array([[0.9, 0.9]]))
         return lengths.tolist(), from_text.tolist()
 
     assert lengths(0) == ([2], [False])
@@ -167,7 +167,7 @@ def test_where_all_have_good_matches_the_drafter_rests() -> None:
     plan = ours.plan(step)
     assert (plan.width, plan.uses_text) == (0, True)
     step.plan = plan
-    lengths, from_text = ours.lengths(step, np.zeros((0, 0)))
+    lengths, from_text = ours.decide_lengths(step, np.zeros((0, 0)))
     assert (lengths > 3).all()
     assert from_text.all()
 
@@ -179,7 +179,7 @@ def test_only_who_has_no_match_is_drafted() -> None:
     plan = ours.plan(step)
     assert plan.drafted.tolist() == [False, True]
     step.plan = plan
-    lengths, from_text = ours.lengths(step, np.full((1, 2), 0.99))
+    lengths, from_text = ours.decide_lengths(step, np.full((1, 2), 0.99))
     assert lengths.tolist() == [6, 2]
     assert from_text.tolist() == [True, False]
 
@@ -193,7 +193,7 @@ def test_each_block_is_its_own_requests() -> None:
     ours.plan(step)
     drafted = np.array([False, True, False, True, False])
     step.plan = Plan(drafted, 2, price=500.0, speedup=1.0, uses_text=True)
-    lengths, _ = ours.lengths(step, np.array([[0.01, 0.01], [0.99, 0.99]]))
+    lengths, _ = ours.decide_lengths(step, np.array([[0.01, 0.01], [0.99, 0.99]]))
     assert lengths.tolist() == [6, 0, 0, 2, 0]
     rows = ours._rows(step.ids)
     assert ours.block_chances.confidence[rows, 0].tolist() == [0.0, 0.01, 0.0, 0.99, 0.0]
@@ -207,7 +207,7 @@ def test_a_step_that_rests_verifies_what_the_text_predicts() -> None:
     step.is_resting, step.predicted = True, predicted([6, 0], match=32)
     step.plan = ours.plan(step)
     assert step.plan.width == 0
-    assert ours.lengths(step, np.zeros((0, 0)))[0].tolist() == [6, 0]
+    assert ours.decide_lengths(step, np.zeros((0, 0)))[0].tolist() == [6, 0]
 
 
 def test_each_source_learns_from_its_own_drafts() -> None:
@@ -215,7 +215,7 @@ def test_each_source_learns_from_its_own_drafts() -> None:
     step = decoding([2, 2])
     step.predicted = predicted([6, 0], match=32)
     step.plan = ours.plan(step)
-    ours.lengths(step, np.full((1, 2), 0.99))
+    ours.decide_lengths(step, np.full((1, 2), 0.99))
     after = step_of(names(2), np.array([6, 2]), np.array([3, 2]))
     after.limits = np.full(2, 2)
     after.predicted = Predicted(

@@ -31,7 +31,7 @@ def draft(
     step = decoding(limits, ids=ids)
     block = np.array(confidence)
     step.plan = Plan(step.limits > 0, block.shape[1], price=price, speedup=2.0, min_verified=wanted)
-    return ours.lengths(step, block)[0]
+    return ours.decide_lengths(step, block)[0]
 
 
 def verify(
@@ -85,7 +85,7 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     calibration.observe(np.array(confidence), np.array([2, 1]), np.array([0, 1]))
     bias.observe(np.array([0, 1]), np.array([0.8 + 0.4, 0.6]), np.array([0, 1]))
     assert ours.block_chances.rates == pytest.approx(calibration.rates)
-    assert bias_of_all(ours.block_chances) == pytest.approx(bias.of_everybody())
+    assert bias_of_all(ours.block_chances) == pytest.approx(bias.of_all())
 
     again = np.array([[0.7, 0.7], [0.7, 0.2]])
     draft(ours, again.tolist(), [2, 2, 0])
@@ -95,7 +95,7 @@ def test_what_is_verified_teaches_how_far_confidence_can_be_trusted() -> None:
     # The expectation for these is the calibrated survival, without the bias.
     verify(ours, [2, 2, 0], [1, 2, 0])
     bias.observe(np.array([0, 1]), survival.sum(axis=1), np.array([1, 2]))
-    assert bias_of_all(ours.block_chances) == pytest.approx(bias.of_everybody())
+    assert bias_of_all(ours.block_chances) == pytest.approx(bias.of_all())
     calibration.observe(np.pad(again, ((0, 0), (0, 1))), np.array([2, 2]), np.array([1, 2]))
     assert ours.block_chances.rates == pytest.approx(calibration.rates)
 
@@ -138,7 +138,7 @@ def asked(ours: ToldPlanner, ids: list[str]) -> list[float]:
     return ours.forecast.asked[-1]
 
 
-def test_a_requests_score_follows_its_first_survival_and_fades_to_everybodys() -> None:
+def test_a_requests_score_follows_its_first_survival_and_fades_to_that_of_all() -> None:
     ours = ToldPlanner(2, mean_first_worth=0.6)
     assert asked(ours, ["a", "b"]) == [0.6, 0.6]
     draft(ours, [[0.9, 0.1]], [0, 2], ids=["a", "b"])

@@ -78,10 +78,10 @@ def test_drafts_behind_long_contexts_are_cut_first() -> None:
     ours = told(with_attention(draft=0.1))
     step = of_contexts(100, 20_000)
     step.plan = Plan(np.ones(2, dtype=bool), width=2, price=400.0, speedup=1.0)
-    assert ours.lengths(step, np.full((2, 2), 0.9))[0].tolist() == [2, 0]
+    assert ours.decide_lengths(step, np.full((2, 2), 0.9))[0].tolist() == [2, 0]
     step.context_lens = np.array([100, 100])
     step.ids = names(2, first=2)
-    assert ours.lengths(step, np.full((2, 2), 0.9))[0].tolist() == [2, 2]
+    assert ours.decide_lengths(step, np.full((2, 2), 0.9))[0].tolist() == [2, 2]
 
 
 def timed(lens: list[int], drafts: int, ms: float) -> StepRecord:

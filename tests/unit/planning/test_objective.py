@@ -13,7 +13,7 @@ from support.planner_world import names, straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.budget import Load, RecentChances, best_budget
+from vllm_dflash.planning.budget import Load, RecentWorths, best_budget
 from vllm_dflash.planning.objective import price_of, rate_of, worth_of
 from vllm_dflash.planning.places import Expected, best_untrimmed
 from vllm_dflash.planning.search import cut_chains
@@ -107,7 +107,7 @@ def text_of_one(fair: bool, count: int) -> Ints:
     step.agreed = np.zeros(count, np.int64)
     if not step.plan.uses_text:
         return only * 0
-    return ours.lengths(step, np.zeros((0, 0)))[0]
+    return ours.decide_lengths(step, np.zeros((0, 0)))[0]
 
 
 def test_no_request_waits_long_for_the_drafts_of_another() -> None:
@@ -121,7 +121,7 @@ def test_no_request_waits_long_for_the_drafts_of_another() -> None:
 
 @given(CHANCES, st.integers(0, 12))
 def test_the_budget_of_the_device_is_the_best(chances: list[list[float]], drafting: int) -> None:
-    recent = RecentChances(len(chances), 3, fair=True)
+    recent = RecentWorths(len(chances), 3, fair=True)
     slots = np.arange(len(chances))
     for _ in range(16):
         recent.add(slots, np.array(chances))

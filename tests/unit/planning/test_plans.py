@@ -66,7 +66,7 @@ def scored(ours: ToldPlanner) -> None:
     step = decoding([2, 2])
     step.plan = Plan(np.ones(2, dtype=bool), width=1, price=0.0, speedup=1.0)
     ours.plan(step)
-    ours.lengths(step, np.array([[0.3], [0.9]]))
+    ours.decide_lengths(step, np.array([[0.3], [0.9]]))
 
 
 def test_requests_of_which_little_is_expected_are_left_out() -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from vllm_dflash.planning.window import (
     FIRST_STEPS,
+    LEAST_CONTEXT,
     MEMORY,
     MOST_STEPS,
     PRIOR,
     PROBE_STEPS,
-    SHORTEST,
     TOKENS,
     TRIAL_STEPS,
     WHOLE,
@@ -151,7 +151,7 @@ def test_classes_are_apart_and_short_contexts_have_no_window() -> None:
     chooser = WindowChooser(100_000)
     assert len(chooser.classes) == 7  # 1,024 to 65,536 and more
     equal, slow = (2.0, 2.0, 2.0), (0.010, 0.002, 0.003)
-    assert set(run(chooser, SHORTEST - 1, 500, accepted=equal, seconds=slow)) == {0}
+    assert set(run(chooser, LEAST_CONTEXT - 1, 500, accepted=equal, seconds=slow)) == {0}
     assert chooser.report() == []
     run(chooser, 40_000, 500, accepted=equal, seconds=slow)
     run(chooser, 3000, 500, accepted=equal, seconds=(0.002, 0.003, 0.003))
@@ -200,7 +200,7 @@ def test_rates_against_plain_means(seen: list[tuple[bool, int, int, float]]) -> 
     """As long as there are few steps, all count alike, but for surprises."""
     chooser = WindowChooser(4096)
     for has_window, blocks, accepted, seconds in seen:
-        window = Window(has_window * LARGE, SHORTEST, 0)
+        window = Window(has_window * LARGE, LEAST_CONTEXT, 0)
         chooser.observe_drafts(window, blocks, accepted)
         chooser.observe_seconds(window, 2, 2 * seconds, 0.02)
     mean = sum(one[2] for one in seen) / sum(one[1] for one in seen)
@@ -222,7 +222,7 @@ def test_rates_against_plain_means(seen: list[tuple[bool, int, int, float]]) -> 
 @given(st.integers(1, 50), st.floats(0.0, 7.0))
 def test_old_blocks_are_forgotten(thousands: int, mean: float) -> None:
     chooser = WindowChooser(4096)
-    window = Window(0, SHORTEST, 0)
+    window = Window(0, LEAST_CONTEXT, 0)
     for _ in range(thousands):
         chooser.observe_drafts(window, 1000, int(1000 * mean))
     way = chooser.classes[0].ways[0]

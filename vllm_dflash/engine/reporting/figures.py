@@ -49,8 +49,8 @@ class CountingScheduler(Scheduler):
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = Increases(self.statistics, INTERVAL, METRICS)
         self.verified_drafts: Mapping[str, int] = {}
-        """Number of drafts that the step being processed has verified, by request, where the device
-        decides that: vLLM knows the places for them only (V2)."""
+        """On V2: drafts of each request that the step being processed has verified. vLLM knows only
+        how many were scheduled."""
 
     def make_spec_decoding_stats(
         self,

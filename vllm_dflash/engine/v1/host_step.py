@@ -81,7 +81,7 @@ class FixedLength:
         width = min(self.max_draft, int(step.limits.max(initial=0)))
         return Plan(step.limits > 0, width, price=0.0, speedup=1.0)
 
-    def lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         """Verify all drafts of the blocks."""
         lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
@@ -297,7 +297,7 @@ class HostStep:
         if step.plan.uses_text:
             self._compare(step, block)
         with step.timing("planning"):
-            step.lengths, step.from_text = self.planner.lengths(step, block.confidence)
+            step.lengths, step.from_text = self.planner.decide_lengths(step, block.confidence)
         if not self.planner.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 

@@ -38,7 +38,8 @@ from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.texts import NgramIndex
 from vllm_dflash.planning.window import WindowChooser
 
-RANKS = getattr(  # under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is
+# Under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is.
+LOGPROB_RANK_CODE = getattr(
     batched_count_greater_than, "_torchdynamo_orig_callable", batched_count_greater_than
 ).__code__
 """Code of vLLM's function that ranks a token for logprobs. vLLM compiles it for the first request
@@ -72,8 +73,8 @@ class PlannedProposer(DFlashProposer):
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self.runs_target_alone = False
         """Whether the runner's dummy runs leave out the drafter."""
-        self.warm = WarmState(lambda: (self.host.backlog,), late=RANKS)
-        self.step: StepRecord | None = None
+        self.warm = WarmState(lambda: (self.host.backlog,), late=LOGPROB_RANK_CODE)
+        self.record: StepRecord | None = None
         """The current step, from the target's output to `end_step`."""
         self._sampled = np.zeros((0, 1), np.int32)
         """Tokens sampled in the current step, then -1, [R, most of any]."""
@@ -198,7 +199,7 @@ class PlannedProposer(DFlashProposer):
             discard_request_mask.numpy()[:num_requests],
             gpu_input_batch.vocab_size,
         )
-        self.step = StepRecord(gpu_input_batch.req_ids[:num_requests], produced.astype(np.int64))
+        self.record = StepRecord(gpu_input_batch.req_ids[:num_requests], produced.astype(np.int64))
         return torch.from_numpy(bonus), torch.from_numpy(produced)
 
     def prepare_inputs_padded(
@@ -209,9 +210,9 @@ class PlannedProposer(DFlashProposer):
     ) -> tuple[CommonAttentionMetadata, None, torch.Tensor]:
         """The unchanged batch, and the number of rejected drafts of each request, [R]. Called only
         if drafts were verified."""
-        assert self.step is not None
+        assert self.record is not None
         verified = np.array(spec_decode_metadata.num_draft_tokens)
-        self.step.verified = verified
+        self.record.verified = verified
         rejected = np.where(verified > 0, verified + 1 - valid_sampled_tokens_count.numpy(), 0)
         return common_attn_metadata, None, torch.from_numpy(rejected.astype(np.int32))
 
@@ -238,7 +239,7 @@ class PlannedProposer(DFlashProposer):
         Returns:
             Drafts of each request; empty if it gets none.
         """
-        step, batch, runner = self.step, common_attn_metadata, self.runner
+        step, batch, runner = self.record, common_attn_metadata, self.runner
         assert step is not None
         num_rejected = np.zeros(batch.num_reqs, np.int32)
         if num_rejected_tokens_gpu is not None:
@@ -280,6 +281,6 @@ class PlannedProposer(DFlashProposer):
 
     def end_step(self) -> None:
         """End the current step, if there is one."""
-        step, self.step = self.step, None
+        step, self.record = self.record, None
         if step is not None:
             self.host.end(step)

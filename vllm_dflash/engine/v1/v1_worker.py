@@ -94,7 +94,7 @@ class V1CPUWorker(DraftingCPUWorker):
 
     def end_step(self, output: Output) -> Output:
         """Attach drafts to the output, and figures if they are due."""
-        step = self.drafter.step
+        step = self.drafter.record
         has_drafts = step is not None and step.lengths.any()
         if has_drafts and sends_drafts_with_output(self.vllm_config):
             DRAFTS.attach(output, self.take_draft_token_ids())

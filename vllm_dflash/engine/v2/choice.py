@@ -32,10 +32,10 @@ def acceptance_of(rates, knots, draft, confidence, is_draft, NUM_KNOTS: tl.const
 
 
 @triton.jit
-def bias_of(bias, everybody, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
+def bias_of(bias, overall, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
     """Ratio of a request's accepted to expected tokens, shrunk towards that of all requests."""
-    of_everybody = (tl.load(everybody + 1) + PRIOR) / (tl.load(everybody) + PRIOR)
-    return (tl.load(bias + 1) + PRIOR * of_everybody) / (tl.load(bias) + PRIOR)
+    of_all = (tl.load(overall + 1) + PRIOR) / (tl.load(overall) + PRIOR)
+    return (tl.load(bias + 1) + PRIOR * of_all) / (tl.load(bias) + PRIOR)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _choose(  # type: ignore[no-untyped-def]
     found_tokens,  # [max R, K]
     found_matches,  # [max R]
     records,  # [S, HEAD + 4 * K]
-    everybody,  # [2, 2]
+    overall,  # [2, 2]
     rates,  # [2, K, knots]
     trust,  # [MOST_TRUST + 1]
     knots,
@@ -83,7 +83,7 @@ def _choose(  # type: ignore[no-untyped-def]
         chance_of_block = acceptance_of(rates, knots, draft, sure, is_finite, NUM_KNOTS)
         sure = tl.where(is_finite, sure, tl.where(is_running, -1.0, 0.0))
     survival_of_block = tl.cumprod(chance_of_block, axis=0)
-    bias_of_block = bias_of(record + 2, everybody, PRIOR)
+    bias_of_block = bias_of(record + 2, overall, PRIOR)
 
     match, predicted = tl.full([], 0, tl.int32), last + tl.zeros_like(given)
     chance_of_text = tl.zeros([PADDED_K], tl.float32)
@@ -102,7 +102,7 @@ def _choose(  # type: ignore[no-untyped-def]
             rates_of_text, knots, draft, trusted, is_predicted, NUM_KNOTS
         )
     survival_of_text = tl.cumprod(chance_of_text, axis=0)
-    bias_of_text = bias_of(record + 4, everybody + 2, PRIOR)
+    bias_of_text = bias_of(record + 4, overall + 2, PRIOR)
 
     block_promises = tl.sum(tl.minimum(survival_of_block * bias_of_block, 1.0), axis=0)
     text_promises = tl.sum(tl.minimum(survival_of_text * bias_of_text, 1.0), axis=0)
@@ -140,12 +140,12 @@ def choose(
     width = slots.width
     _choose[(len(batch.slots),)](
         batch.slots,
-        batch.sampled,
+        batch.num_sampled,
         batch.newest,
         *drafts,
         *((None, None) if found is None else (found.tokens, found.matches)),
         slots.records,
-        slots.everybody,
+        slots.overall,
         slots.rates,
         slots.trust,
         slots.knots,

@@ -16,7 +16,7 @@ TILE = 4096
 
 
 @triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
-def _judge_tiles(  # type: ignore[no-untyped-def]
+def _find_in_tiles(  # type: ignore[no-untyped-def]
     logits,  # [Q, V]
     parts,  # [3, Q, tiles]: maximum, its column, sum of exponentials
     stride_logits,
@@ -42,7 +42,7 @@ def _judge_tiles(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
-def _judge_rows(  # type: ignore[no-untyped-def]
+def _find_in_rows(  # type: ignore[no-untyped-def]
     logits,  # [Q, V]
     parts,  # [3, Q, tiles]
     tokens,  # [Q, C]
@@ -91,7 +91,7 @@ def _judge_rows(  # type: ignore[no-untyped-def]
             left = tl.max(bests, axis=0)
 
 
-def judge(
+def find_likeliest(
     logits: torch.Tensor,
     tokens: torch.Tensor,
     confidence: torch.Tensor,
@@ -112,11 +112,11 @@ def judge(
     num_tiles = triton.cdiv(vocab_size, tile)
     parts = torch.empty(3, num_rows, num_tiles, device=logits.device)
     sizes = num_tiles, num_rows * num_tiles
-    _judge_tiles[(num_rows, num_tiles)](
+    _find_in_tiles[(num_rows, num_tiles)](
         logits, parts, logits.stride(0), *sizes, V=vocab_size, TILE=tile
     )
     num_tokens = 1 if probabilities is None else tokens.shape[1]
-    _judge_rows[(num_rows,)](
+    _find_in_rows[(num_rows,)](
         logits,
         parts,
         tokens,

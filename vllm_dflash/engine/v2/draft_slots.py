@@ -25,9 +25,9 @@ class Batch(NamedTuple):
 
     slots: torch.Tensor
     """Slot of each request, [R]."""
-    sampled: torch.Tensor
+    num_sampled: torch.Tensor
     """Tokens that each request got in this step; 0: still in its prompt, [R]."""
-    rejected: torch.Tensor
+    num_rejected: torch.Tensor
     """Rejected drafts of each request, [R]."""
     texts: torch.Tensor
     """Token ids of each slot, this step's included, [S, L] int32."""
@@ -61,7 +61,7 @@ class DraftSlots:
         # - the text's tokens, which float32 holds exactly up to 2^24.
         self.records = torch.zeros(num_slots, HEAD + 4 * width, device=device)
         # Biases of all requests together, of blocks and of texts.
-        self.everybody = torch.zeros(2, 2, device=device)
+        self.overall = torch.zeros(2, 2, device=device)
         # What each request of a step adds to them (`grading.py`).
         self.sums = torch.zeros(num_slots, 2, 3, device=device)
         fresh = Chances.of(width, 0).rates
@@ -77,7 +77,7 @@ class DraftSlots:
     def forget_all(self) -> None:
         """Clear what was learned of each request, and of all together."""
         self.records.zero_()
-        self.everybody.zero_()
+        self.overall.zero_()
 
     def set_rates(self, block: Floats, text: Floats) -> None:
         """Set the acceptance rates of drafts from blocks and from texts, [K, knots] each, without

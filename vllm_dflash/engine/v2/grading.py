@@ -40,9 +40,9 @@ def _learn(bias, sums, is_graded, survival, accepted, MEMORY: tl.constexpr):  # 
 
 
 @triton.jit(do_not_specialize=["num_requests"])
-def _learn_of_everybody(  # type: ignore[no-untyped-def]
+def _learn_overall(  # type: ignore[no-untyped-def]
     sums,  # [max R, 2, 3]
-    everybody,  # [2, 2]
+    overall,  # [2, 2]
     num_requests,
     LOG_MEMORY: tl.constexpr,
     TILE: tl.constexpr,
@@ -57,7 +57,7 @@ def _learn_of_everybody(  # type: ignore[no-untyped-def]
         count += tl.load(at, mask=is_request, other=0.0)
         expected += tl.load(at + 1, mask=is_request, other=0.0)
         came += tl.load(at + 2, mask=is_request, other=0.0)
-    memory, bias = tl.exp2(LOG_MEMORY * tl.sum(count, axis=0)), everybody + 2 * kind
+    memory, bias = tl.exp2(LOG_MEMORY * tl.sum(count, axis=0)), overall + 2 * kind
     tl.store(bias, memory * tl.load(bias) + tl.sum(expected, axis=0))
     tl.store(bias + 1, memory * tl.load(bias + 1) + tl.sum(came, axis=0))
 
@@ -182,4 +182,4 @@ def grade(
         num_warps=1,
     )
     memory = log2(GLOBAL_MEMORY)
-    _learn_of_everybody[(2,)](slots.sums, slots.everybody, count, LOG_MEMORY=memory, TILE=TILE)
+    _learn_overall[(2,)](slots.sums, slots.overall, count, LOG_MEMORY=memory, TILE=TILE)

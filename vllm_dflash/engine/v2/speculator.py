@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import newly_admitted
 from vllm_dflash.engine.v2.block_timer import BlockTimer
-from vllm_dflash.engine.v2.confidence import judge
+from vllm_dflash.engine.v2.confidence import find_likeliest
 from vllm_dflash.engine.v2.device_step import DeviceStep
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
 from vllm_dflash.engine.v2.exchange import CountedOutput, Directions, HostCopy, directions_of
@@ -61,7 +61,7 @@ class PlannedSpeculator(LoadedSpeculator):
             self.trees = DraftTrees(self.max_num_reqs, width, places, nodes, device)
             self.handed_over = self.trees.tokens
             self.draft_token_confidence_probs = self.trees.chances
-        self.step = DeviceStep(self.max_num_reqs, drafts, texts, self.trees)
+        self.device_step = DeviceStep(self.max_num_reqs, drafts, texts, self.trees)
         self.statistics = DraftStatistics(places)
         self.timer = BlockTimer(device) if self.mode.chooses_window else None
         """Times blocks, if draft windows are chosen."""
@@ -100,8 +100,8 @@ class PlannedSpeculator(LoadedSpeculator):
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.observe_verification(nothing.long(), nothing, nothing)
         for has_block in (False, True):
-            self.step.before_block(self.batch, None)
-            self.step.after_block(self.batch, has_block=has_block)
+            self.device_step.before_block(self.batch, None)
+            self.device_step.after_block(self.batch, has_block=has_block)
 
     def capture(self) -> None:
         """Capture graphs of blocks."""
@@ -122,7 +122,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.trees is not None:
             self.trees.begin_step(scheduler_output)
         if (learned := self.directions.learned) is not None:
-            self.step.slots.set_rates(learned.block_rates, learned.text_rates)
+            self.device_step.slots.set_rates(learned.block_rates, learned.text_rates)
         if self.budget is not None and scheduler_output.total_num_scheduled_tokens:
             self.budget.begin_step(self.directions)
 
@@ -160,7 +160,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if not dummy_run:
             if self.trees is not None:
                 self.trees.settle(input_batch, features=inputs[3])
-            self.step.before_block(self.batch, self._fresh_slots())
+            self.device_step.before_block(self.batch, self._fresh_slots())
         timer = self.timer if runs_block and not dummy_run else None
         with timer.timing() if timer else nullcontext():
             super().propose(  # stores the context, and drafts the block
@@ -174,8 +174,8 @@ class PlannedSpeculator(LoadedSpeculator):
                 **more_inputs,
             )
         if not dummy_run:
-            self.step.after_block(self.batch, has_block=runs_block)
-            self._report = self.step.report
+            self.device_step.after_block(self.batch, has_block=runs_block)
+            self._report = self.device_step.report
             drafted = self.handed_over.shape[1] if places is None else places
             could_draft = self.directions.could_draft
             self.statistics.observe_length(count * runs_block, drafted, could_draft=could_draft)
@@ -208,7 +208,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.trees is not None and self.trees.is_attached and drafts is None:
             return self.trees.find_candidates(logits, confidence, self.model.target_ids)
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
-        judge(logits, tokens, confidence)
+        find_likeliest(logits, tokens, confidence)
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,7 +243,7 @@ class PlannedSpeculator(LoadedSpeculator):
         # Scores given the tokens that were chosen.
         return self.candidates.scores[:count].flatten(0, 1), self.draft_tokens[:count].flatten()
 
-    def counted(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
+    def wrap_output(self, output: AsyncOutput) -> AsyncOutput | CountedOutput:
         """Wrap the output of the step that ends, so that its drafts are counted."""
         report, self._report = self._report, None
         took = None if self.timer is None else self.timer.end_step()
@@ -255,4 +255,4 @@ class PlannedSpeculator(LoadedSpeculator):
 
     def _owners(self) -> tuple[object, ...]:
         windowed = () if self.windowed is None else self.windowed.owners()
-        return self, self.input_buffers, *self.step.owners(), *windowed
+        return self, self.input_buffers, *self.device_step.owners(), *windowed

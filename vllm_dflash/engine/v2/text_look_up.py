@@ -112,7 +112,7 @@ class TextLookUp:
         num_requests = len(batch.slots)
         most_parts, width = self._best.shape[1], self.tokens.shape[1]
         num_parts = min(most_parts, MOST_PROGRAMS // max(1, num_requests) or 1)
-        asked = batch.texts, batch.text_lens, batch.slots, batch.sampled, self._best
+        asked = batch.texts, batch.text_lens, batch.slots, batch.num_sampled, self._best
         strides = batch.texts.stride(0), self._best.stride(0)
         _scan[(num_requests, num_parts)](
             *asked, *strides, SHORTEST=SHORTEST, LONGEST=LONGEST, TILE=TILE

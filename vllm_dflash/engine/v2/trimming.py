@@ -42,7 +42,7 @@ from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.v2.budget_split import split
 from vllm_dflash.engine.v2.exchange import Directions, HostCopy
 from vllm_dflash.planning import Bools, Ints
-from vllm_dflash.planning.budget import Load, RecentChances, best_budget
+from vllm_dflash.planning.budget import Load, RecentWorths, best_budget
 from vllm_dflash.planning.costs import StepCosts
 
 Layers = Mapping[str, AttentionLayerBase]
@@ -159,7 +159,7 @@ class DraftBudget(AdaptiveVerificationManager):
     """Costs of steps; None until they are measured."""
     directions = Directions(runs_block=False)
     """Directions for the current step."""
-    recent: RecentChances
+    recent: RecentWorths
     fair: bool
     """Whether lengths are planned for each request's speed; see `planning.objective`."""
     rows_of_block: int
@@ -194,7 +194,7 @@ class DraftBudget(AdaptiveVerificationManager):
         budget = cls.__new__(cls)
         budget.__dict__.update(vars(whole))
         sizes = whole.req_states.max_num_reqs, whole.num_speculative_steps
-        budget.recent, budget.fair = RecentChances(*sizes, fair=fair), fair
+        budget.recent, budget.fair = RecentWorths(*sizes, fair=fair), fair
         budget.rows_of_block = 1 + width
         budget._began = np.full(whole.req_states.max_num_reqs, -3)
         budget._sent, budget._copy_stream = deque(), copy_stream

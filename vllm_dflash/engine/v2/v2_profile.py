@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
 from vllm_dflash.engine.profile import (
-    STEPS,
+    ROW_COUNTS,
     least_seconds,
     measure_attention,
     measure_curve,
@@ -35,7 +35,7 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     most = min(runner.max_num_tokens, max_requests * block_rows)
     # With more rows than requests, a batch drafts no more than a full one: with 1 request, 2 rows
     # draft as much as 1.
-    few = [rows for rows in STEPS if rows <= max(min(max_requests, most // block_rows), 2)]
+    few = [rows for rows in ROW_COUNTS if rows <= max(min(max_requests, most // block_rows), 2)]
     few = [rows for rows in few if _has_room_for_blocks(runner, rows)]
     verify, whole = _dummy_steps(runner)
     target = measure_curve(verify, profiled_rows(max_requests, most))

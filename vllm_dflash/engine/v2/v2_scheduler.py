@@ -160,8 +160,8 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         return Directions(ahead.runs_block, ahead.min_verified, could_draft, **self._news())
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> PlanAhead:
-        ahead = self.planner.plan(names, context, limits, self._cadence.steps_since_plan())
-        if ahead.is_probe:
+        ahead = self.planner.plan(names, context, limits, self._cadence.take_steps_since_plan())
+        if ahead.is_experiment:
             self.statistics.probes += ahead.runs_block
             self._cadence.watch()
             return ahead
@@ -304,7 +304,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
         self._last_block = rows, directions_of(scheduler_output).window
         if not self._learns_next:
-            seconds = self._clock.skip(names)
+            seconds = self._clock.pass_over(names)
             self.statistics.step_seconds += seconds
             self._observe_window(scheduler_output, output, produced, verified, seconds)
             return

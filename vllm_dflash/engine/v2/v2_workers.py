@@ -36,8 +36,8 @@ class V2Worker(DraftingWorker):
         check_drafter_class(runner.speculator, DFlashSpeculator)
         drafter = runner.speculator = PlannedSpeculator(self.vllm_config, self.device)
         drafter.req_states = runner.req_states
-        drafter.step.copy_stream = runner.output_copy_stream
-        if drafter.step.free_drafts is not None:
+        drafter.device_step.copy_stream = runner.output_copy_stream
+        if drafter.device_step.free_drafts is not None:
             keep_texts_on_device(runner.req_states)
         return drafter
 
@@ -48,7 +48,7 @@ class V2Worker(DraftingWorker):
         self.drafter.before_capture(self.model_runner)  # hooks 16 and 17
         took = super().compile_or_warm_up_model()
         # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.
-        self.drafter.step.slots.forget_all()
+        self.drafter.device_step.slots.forget_all()
         # Set after warm-up: on GPUs it runs steps too, and nobody reads their output.
         trees = self.drafter.trees
         if trees is not None and not trees.is_attached:
@@ -72,7 +72,7 @@ class V2Worker(DraftingWorker):
         )
         self._to_send += ((FACTS, facts),)
         if self.rank == 0:
-            if self.drafter.step.free_drafts is not None:
+            if self.drafter.device_step.free_drafts is not None:
                 log_free_drafts(self.drafter.mode)
             log_lengths(facts.lengths, facts.ragged_seconds, self.drafter.untrimmed)
 
@@ -81,7 +81,7 @@ class V2Worker(DraftingWorker):
         for message, content in self._to_send:
             message.attach(output.model_runner_output, content)
         self._to_send = ()
-        return self.drafter.counted(output)
+        return self.drafter.wrap_output(output)
 
 
 class GPUWorker(V2Worker):

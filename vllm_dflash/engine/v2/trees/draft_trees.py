@@ -27,7 +27,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.v2.confidence import judge
+from vllm_dflash.engine.v2.confidence import find_likeliest
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
 from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES, Candidates, grow
@@ -145,7 +145,7 @@ class DraftTrees:
         """
         tokens, probabilities = (each.flatten(0, 1)[: len(logits)] for each in self.candidates)
         columns = torch.empty_like(tokens)
-        judge(logits, columns, confidence, probabilities)
+        find_likeliest(logits, columns, confidence, probabilities)
         tokens.copy_(target_ids(columns.flatten()).view_as(columns))
         return tokens[:, 0]
 

@@ -89,8 +89,8 @@ class TreeAttention:
     ) -> torch.Tensor:
         """vLLM's arguments: rows [T, H, D] with padding, and the cache, which has their K and V."""
         has_trees = attn_metadata is not None and attn_metadata.max_query_len > 1
-        everybody = has_trees and _are_short(attn_metadata)
-        if not everybody:
+        all_requests = has_trees and _are_short(attn_metadata)
+        if not all_requests:
             self.plain(
                 layer, query, key, value, kv_cache, attn_metadata, output, *scales, **more_scales
             )
@@ -99,8 +99,8 @@ class TreeAttention:
         count = attn_metadata.num_actual_tokens
         rows, written = query[:count], output[:count]
         batch = attn_metadata, self.trees, self.scores
-        context = self.attend(rows, kv_cache, *batch, everybody=everybody)
-        attend_to_nodes(rows, kv_cache, context, written, *batch, everybody=everybody)
+        context = self.attend(rows, kv_cache, *batch, all_requests=all_requests)
+        attend_to_nodes(rows, kv_cache, context, written, *batch, all_requests=all_requests)
         return output
 
 
@@ -119,7 +119,7 @@ def _flash_attend(
     trees: TreeSlots,
     scores: Scores,
     *,
-    everybody: bool,
+    all_requests: bool,
 ) -> Parts:
     """Do what `attend_to_context` does, with FlashAttention 3.
 
@@ -138,7 +138,7 @@ def _flash_attend(
         v=values,
         cu_seqlens_q=metadata.query_start_loc,
         max_seqlen_q=metadata.max_query_len,
-        seqused_k=_context_lens(metadata, trees, everybody=everybody),
+        seqused_k=_context_lens(metadata, trees, all_requests=all_requests),
         max_seqlen_k=metadata.max_seq_len,
         softmax_scale=scores.scale,
         causal=False,
@@ -151,13 +151,13 @@ def _flash_attend(
     return Parts(found[None], log_sums.t()[None])
 
 
-def _context_lens(batch: PagedRows, trees: TreeSlots, *, everybody: bool) -> torch.Tensor:
+def _context_lens(batch: PagedRows, trees: TreeSlots, *, all_requests: bool) -> torch.Tensor:
     """Number of keys that all rows of a request see: context and bonus token; 0 for requests that
     are left out, [R] int32. Computed by a batch's first layer, and kept with its metadata."""
     found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)
     if found is None:
         found = batch.seq_lens - batch.query_start_loc.diff() + 1
-        if not everybody:
+        if not all_requests:
             # Entries after the batch's requests are padding, with arbitrary slots.
             slots = trees.slots[: len(found)].clamp(0, len(trees.sizes) - 1)
             found *= trees.sizes[slots] > 0

@@ -159,7 +159,7 @@ def attend_to_context(
     trees: TreeSlots,
     scores: Scores,
     *,
-    everybody: bool,
+    all_requests: bool,
     segments: int | None = None,
 ) -> Parts:
     """Attend to the context and the bonus token. May be captured.
@@ -170,11 +170,11 @@ def attend_to_context(
         batch: R requests.
         trees: trees by slot.
         scores: score settings of the layer; sinks are left to `attend_to_nodes`.
-        everybody: True: rows of all requests, at most `MOST_ROWS` each; False: only of those with
-            trees.
+        all_requests: True: rows of all requests, at most `MOST_ROWS` each; False: only of those
+            with trees.
         segments: number of segments of each context; None: as many as keep the GPU busy.
     """
-    launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
+    launch = Launch.of(query, kv_cache, batch, trees, scores, all_requests=all_requests)
     if segments is None:
         segments = num_segments(launch.num_tiles, launch.num_programs)
     shape = segments, launch.num_rows, *query.shape[1:]

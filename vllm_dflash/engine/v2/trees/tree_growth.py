@@ -55,7 +55,7 @@ def _grow(  # type: ignore[no-untyped-def]
     candidates,  # [max R, K, C]
     probabilities,  # [max R, K, C]
     records,  # [S, HEAD + 4 * K]
-    everybody,  # [2, 2]
+    overall,  # [2, 2]
     rates,  # [2, K, knots]
     knots,
     may_branch,  # [S]
@@ -125,7 +125,7 @@ def _grow(  # type: ignore[no-untyped-def]
     rank_of = tl.full([PADDED_N], -1, tl.int32)
     conditional = tl.zeros([PADDED_N], tl.float32)
     firsts = tl.full([], 0, tl.int64)
-    bias = bias_of(record + 2, everybody, PRIOR)
+    bias = bias_of(record + 2, overall, PRIOR)
     before = tl.full([], 1.0, tl.float32)
     for number in range(N):
         best = tl.max(value, axis=0)
@@ -207,12 +207,12 @@ def grow(
     num_candidates = candidates.tokens.shape[-1]
     _grow[(len(batch.slots),)](
         batch.slots,
-        batch.sampled,
+        batch.num_sampled,
         batch.newest,
         *chosen,
         *candidates,
         slots.records,
-        slots.everybody,
+        slots.overall,
         slots.rates,
         slots.knots,
         trees.may_branch,

@@ -246,7 +246,7 @@ class Launch:
         trees: TreeSlots,
         scores: Scores,
         *,
-        everybody: bool,
+        all_requests: bool,
     ) -> Launch:
         """Arguments for query rows [T, H, D] of a batch, and a layer's cache."""
         kv_heads, block_size = kv_cache.shape[1:3]
@@ -254,7 +254,7 @@ class Launch:
         group, nodes = heads // kv_heads, trees.masks.shape[1]
         # Maximum rows of a request, only for requests with a tree: rows of prompts are left to
         # vLLM. 0: all rows of all requests.
-        most_rows = 0 if everybody else 1 + nodes
+        most_rows = 0 if all_requests else 1 + nodes
         num_rows = min(len(query), most_rows * len(batch.seq_lens) or len(query))
         rows, keys, stages = tile_of(head_size, query.element_size())
         rows = min(rows, max(16, next_power_of_2((1 + nodes) * group)))

@@ -170,7 +170,7 @@ def attend_to_nodes(
     trees: TreeSlots,
     scores: Scores,
     *,
-    everybody: bool,
+    all_requests: bool,
 ) -> None:
     """Write the attention output of rows [T, H, D] over all that they see; rows that are left out
     are not written. May be captured.
@@ -178,7 +178,7 @@ def attend_to_nodes(
     `context`: their results so far. For the other arguments see `attend_to_context`.
     """
     assert context.found.is_contiguous()
-    launch = Launch.of(query, kv_cache, batch, trees, scores, everybody=everybody)
+    launch = Launch.of(query, kv_cache, batch, trees, scores, all_requests=all_requests)
     _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](
         query,
         kv_cache,
