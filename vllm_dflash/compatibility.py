@@ -5,6 +5,7 @@ vLLM's sources are read, not run: workers and schedulers have not started yet.""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from packaging.version import Version
@@ -43,8 +44,7 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
     ours = f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}"
     if parse_version(version).release < OLDEST.release:
         return f"{ours} (install a newer vLLM)"
-    sources = Sources(Path(vllm.__file__).parents[1])
-    difference = next(_differences(seams, files, sources, version), None)
+    difference = first_difference(seams, tuple(files), Path(vllm.__file__).parents[1], version)
     if difference is None:
         return None
     return f"{ours}: {difference} (install a vllm-dflash for this vLLM, or a vLLM in that range)"
@@ -54,6 +54,17 @@ def check_vllm(seams: Seams) -> None:
     """Refuse a vLLM that these seams do not fit. Raises `UnsupportedVllmError`."""
     if why := why_unfit(seams):
         raise UnsupportedVllmError(why)
+
+
+@lru_cache(maxsize=8)
+def first_difference(
+    seams: Seams, files: tuple[Path, ...], folder: Path, version: str
+) -> str | None:
+    """What of `why_unfit` is missing in the vLLM in `folder`, or differs; None if nothing is.
+
+    Reading the sources takes half a second, and a process may start many engines.
+    """
+    return next(_differences(seams, files, Sources(folder), version), None)
 
 
 def _differences(

@@ -28,8 +28,10 @@ def is_ours(config: Any) -> bool:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
-    """vLLM's sources, which are parsed once."""
+    """vLLM's sources, which are parsed once, and compared each time."""
     found = Sources(Path(vllm.__file__).parents[1])
+    compare = compatibility.first_difference.__wrapped__
+    monkeypatch.setattr(compatibility, "first_difference", compare)
     monkeypatch.setattr(compatibility, "Sources", lambda folder: found)
     return found
 
@@ -142,6 +144,16 @@ def test_each_seam_that_is_gone_or_takes_others_is_named(
         assert (why is None) == (EVERYWHERE[broken].parameters is None), broken
         assert why is None or f"{broken} takes (self other)" in why
     assert len(here) > 80
+
+
+def test_sources_are_read_once_for_all_engines_of_a_process(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    compatibility.first_difference.cache_clear()
+    monkeypatch.setattr(compatibility, "Sources", lambda at: read.append(at) or Sources(at))
+    assert all(is_ours(pair.start()) for _ in range(3))
+    assert read == [Path(vllm.__file__).parents[1]]
 
 
 @pytest.mark.parametrize("version", [INSTALLED, "0.34.0"])

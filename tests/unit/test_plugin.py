@@ -145,7 +145,8 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
 
 
 def test_plain_engines_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_dflash.compatibility._differences", lambda *_: pytest.fail("checked"))
+    checks = "vllm_dflash.compatibility.first_difference"
+    monkeypatch.setattr(checks, lambda *_: pytest.fail("checked"))
     pair.start(speculative_config=None)
 
 
