@@ -23,6 +23,7 @@ from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.mode import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
+from vllm_dflash.engine import profile
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.tools.prompts import read_prompts
 
@@ -35,6 +36,9 @@ slow_on_v2 = pytest.mark.slow if USES_V2 else pytest.mark.skipif(False, reason="
 """Mark of tests and parameters that take V2's interpreter a minute; similar ones run there."""
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """Ways to schedule this process's model runner."""
+
+# Profiles of tests need not be exact.
+profile.SECONDS_PER_CURVE = 0.2
 
 # Imported objects stay. vLLM searches them for garbage 15 times for each engine that starts and
 # ends, which takes ten times as long as all the rest; so they are set aside for good.
@@ -57,6 +61,8 @@ def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
     settings |= {"block_size": 32}  # smaller than the prompts, so that prefixes are cached
     if torch_cuda.is_installed():
         settings["kv_cache_memory_bytes"] = 32 << 20  # that GPU has little memory
+    if USES_V2:  # in each step, the interpreter goes through all that there could be
+        settings |= {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
     if scheduling and current_platform.is_cuda():  # asynchronous by default
         settings["async_scheduling"] = scheduling == "asynchronous"
     cleanup_dist_env_and_memory()

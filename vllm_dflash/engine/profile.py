@@ -44,11 +44,12 @@ def least_seconds(run: Callable[[], object], before: Callable[[], object]) -> fl
 def measure_curve(
     run: Callable[[int], object],
     rows: Iterable[int],
-    budget: float = SECONDS_PER_CURVE,
+    budget: float | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> Curve:
-    """Time `run(count)` for each of `rows`, ascending; stops after `budget` seconds, but not before
-    two row counts."""
+    """Time `run(count)` for each of `rows`, ascending; stops after `budget` seconds (None:
+    `SECONDS_PER_CURVE`), but not before two row counts."""
+    budget = SECONDS_PER_CURVE if budget is None else budget
     counts: list[int] = []
     seconds: list[float] = []
     spent = 0.0
