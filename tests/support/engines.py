@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -37,9 +38,6 @@ slow_on_v2 = pytest.mark.slow if USES_V2 else pytest.mark.skipif(False, reason="
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """Ways to schedule this process's model runner."""
 
-# Profiles of tests need not be exact.
-profile.SECONDS_PER_CURVE = 0.2
-
 # Imported objects stay. vLLM searches them for garbage 15 times for each engine that starts and
 # ends, which takes ten times as long as all the rest; so they are set aside for good.
 gc.collect()
@@ -66,7 +64,8 @@ def engine(scheduling: str = "", /, **arguments: Any) -> Iterator[LLM]:
     if scheduling and current_platform.is_cuda():  # asynchronous by default
         settings["async_scheduling"] = scheduling == "asynchronous"
     cleanup_dist_env_and_memory()
-    with _scheduling(scheduling):
+    # Profiles of tests need not be exact.
+    with _scheduling(scheduling), mock.patch.object(profile, "SECONDS_PER_CURVE", 0.2):
         llm = LLM(**settings | arguments)
     try:
         yield llm
