@@ -60,7 +60,7 @@ def check_vllm(seams: Seams) -> None:
 def first_difference(
     seams: Seams, files: tuple[Path, ...], folder: Path, version: str
 ) -> str | None:
-    """What of `why_unfit` is missing in the vLLM in `folder`, or differs; None if nothing is.
+    """First seam or import that the vLLM in `folder` lacks, or has with other parameters, or None.
 
     Reading the sources takes half a second, and a process may start many engines.
     """

@@ -92,14 +92,17 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-def config_field(config: Mapping[str, Any], name: str) -> Any:
+def config_field(
+    config: Mapping[str, Any], name: str, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     """A field of `config.json` in any dialect, by z-lab's name: in its `dflash_config` or at top
-    level; None if it has neither."""
-    with suppress(ValueError):  # raised again where the config is parsed
-        config = {**config, **as_zlab({**config})[1]}
-    nested = config.get("dflash_config")
+    level; None if it has neither. `overrides`: see `read_drafter`."""
+    fields = {**config, **overrides}
+    with suppress(ValueError):  # `parse_config` says why, if this is a drafter of ours
+        fields |= _in_zlab({**config}, overrides)[1]
+    nested = fields.get("dflash_config")
     inside = nested.get(name) if isinstance(nested, Mapping) else None
-    return config.get(name) if inside is None else inside
+    return fields.get(name) if inside is None else inside
 
 
 def parse_overridden(
@@ -145,14 +148,19 @@ def parse_config(
 ) -> DrafterSpec:
     """Turn a parsed `config.json` into a spec. Pure function. Raises `DrafterError`."""
     try:
-        written = _merged(config, overrides)
-        dialect, fields = as_zlab(written)
-        if fields is not written:  # translated, so names of z-lab's format have a meaning now
-            in_zlab = overrides.keys() - Speculators.model_fields.keys()
-            fields = _merged(fields, {name: overrides[name] for name in in_zlab})
-        return _parsed(model, dialect, fields)
+        return _parsed(model, *_in_zlab(config, overrides))
     except ValueError as why:
         raise DrafterError(f"drafter {model!r}: {why}.") from None
+
+
+def _in_zlab(config: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The dialect of a config, and its fields in z-lab's format; raises `ValueError`."""
+    written = _merged(config, overrides)
+    dialect, fields = as_zlab(written)
+    if fields is not written:  # translated, so names of z-lab's format have a meaning now
+        in_zlab = overrides.keys() - Speculators.model_fields.keys()
+        fields = _merged(fields, {name: overrides[name] for name in in_zlab})
+    return dialect, fields
 
 
 def _merged(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

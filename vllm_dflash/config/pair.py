@@ -162,7 +162,7 @@ def checked_drafter(
         settings.model, config, target.model, {"architectures": list(target.architectures)}
     )
     overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
-    if asked and config_field({**config, **overrides}, "block_size") is None:
+    if asked and config_field(config, "block_size", overrides) is None:
         overrides = {"block_size": 1 + asked, **overrides}  # vLLM does not need the field
     facts = target_facts(target)
     drafter = adapt_to_target(parse_overridden(settings.model, config, overrides), facts)

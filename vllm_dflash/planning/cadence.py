@@ -15,7 +15,7 @@ MOST_STEPS = 32
 CHANGED = 1 / 8
 """Change of the batch size, relative to the planned one, beyond which a plan no longer holds."""
 SOON = 4
-"""Steps after a probe that are all planned and learned from, because they show what came of it."""
+"""Steps after an experiment that are all planned and learned from: they show what came of it."""
 WEIGHT = 0.2
 """Weight of the newest step in the mean times."""
 
@@ -47,7 +47,7 @@ class Cadence:
         return min(steps, MOST_STEPS)
 
     def watch(self) -> None:
-        """Note that a probe was planned: the next steps show what came of it."""
+        """Note that an experiment was planned: the next steps show what came of it."""
         self._soon = SOON
 
     def observe(self, planning_seconds: float, step_seconds: float) -> None:

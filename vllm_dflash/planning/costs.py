@@ -177,9 +177,9 @@ def learn_verify(
 ) -> None:
     """Correct the verify level.
 
-    Drafts make no step faster. If a step with drafts seems to take less time than one without, less
-    the `slack` of its rows and reading, the steps without were measured while the machine was
-    slower: their level is lowered. They would not be measured again soon, as drafting seems to pay.
+    Drafts make no step faster. If a step with drafts seems to, although its rows and reading take
+    `slack` seconds more, steps without drafts were measured while the machine was slower: their
+    level is lowered. They would not be measured again soon, as drafting seems to pay.
     """
     plain, verify, octave = costs.plain_level, costs.verify_level, np.log2(num_requests)
     correct_level(verify, num_requests, surprise, num_steps)

@@ -173,8 +173,8 @@ class StepRecord:
     rows: int = 0
     """Rows that the target ran: prompt tokens, and one and its drafts for each decoding request."""
     verified: Ints = field(default_factory=lambda: UNSET)
-    """Drafts of each that the target verified, [R]. Where V2's device does not trim, vLLM's
-    placeholders for drafts count as well: they take as long."""
+    """Drafts of each that the target verified, [R]. On V2 vLLM's placeholders for drafts count as
+    well: they take as long."""
     verified_free: Ints = field(default_factory=lambda: UNSET)
     """Drafts among those that its text predicted, [R]."""
 

@@ -44,7 +44,11 @@ def test_a_field_is_found_where_its_dialect_keeps_it() -> None:
     config["transformer_layer_config"]["block_size"] = config.pop("block_size")
     assert config_field(config, "block_size") == parse_config("it", config).block_size == 8
     assert config_field({**config, "speculators_model_type": "other"}, "block_size") is None
-    assert config_field(drafter_config(dflash_config={"block_size": 4}), "block_size") == 4
+    nested = drafter_config(dflash_config={"block_size": 4}, block_size=None)
+    assert config_field(nested, "block_size") == 4
+    assert config_field(nested, "block_size", {"dflash_config": {"use_swa": True}}) == 4
+    del config["transformer_layer_config"]["block_size"]
+    assert config_field(config, "block_size", {"dflash_config": {"block_size": 6}}) == 6
     assert config_field(drafter_config(), "use_aux_hidden_state") is None
 
 

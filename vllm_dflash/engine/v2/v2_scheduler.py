@@ -2,8 +2,8 @@
 
 The device decides what each request's drafts are, and verifies those that are worth it
 (`speculator.py`). When a step is scheduled, the scheduler decides for all ranks whether it runs a
-block, and how many drafts of each request the step after it verifies. It learns from outcomes,
-which arrive two steps later (docs/engineering/architecture.md has the path of a length).
+block, and how many drafts of each request the step after it verifies. It learns from outcomes that
+arrive two steps later, or one (docs/engineering/architecture.md has the path of a length).
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
         self._clock, self._cadence = StepClock(), Cadence()
         self._learns_next = True
-        """Whether the planner learns from the next output: if the last step has a new plan."""
+        """Whether the planner learns from the next output."""
         self._repeats_block = False
-        """Whether the last plan that was not a probe runs a block."""
+        """Whether the last plan that was no experiment runs a block."""
         self._planned_for: dict[str, int] = {}
         """Length of each request in that plan."""
         self._planning_seconds = 0.0
@@ -130,7 +130,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
             self._learns_next = self._cadence.is_due(len(names))
             scheduler_output.num_spec_tokens_to_schedule = 0
-            return Directions(runs_block=False, could_draft=False, is_anew=False, **self._news())
+            return Directions(runs_block=False, could_draft=False, **self._news())
         self._learns_next = self._cadence.is_due(len(names)) or not self._planned_for
         self._learns_next |= self._trees.num_nodes > 0
         if not self._learns_next:

@@ -77,8 +77,9 @@ class DraftTrees:
             for name, layer in get_layers_from_vllm_config(config, AttentionLayerBase).items()
             if name not in drafters
         }
-        cached = cached_layers(runner, layers)
-        why = why_chains(config) or refusal(layers) or why_not_moved(cached)
+        why = why_chains(config) or refusal(layers)
+        cached = [] if why else cached_layers(runner, layers)
+        why = why or why_not_moved(cached)
         if not agreed_by_all(why is None):
             why = why or "it does not hold on another rank"
             logger().warning("drafts are chains, not trees: %s.", why)
