@@ -18,7 +18,7 @@ from rich.progress import track
 
 from demo_models import DEMO, HELD_OUT
 from paired_rates import Measured, rates_table, write_rates
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR
+from vllm_dflash.config.engine_options import CPU_RAY_EXECUTOR
 from vllm_dflash.tools.bench.sides import side_environment
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.engine_process import EngineProcess

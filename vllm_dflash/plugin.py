@@ -131,14 +131,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash import __version__
-from vllm_dflash.config.mode import (
+from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
     DRAFT_MODEL,
     RAY_EXECUTOR,
     REFUSE_REQUESTS,
     SCHEDULER,
     SHOW_FIGURES,
-    Mode,
+    EngineOptions,
     worker_here,
 )
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -216,10 +216,10 @@ def _wrap_front_end() -> None:
             return read(asked)
         with _refusals_logged(ValueError, RuntimeError):
             settings = SpeculativeSettings.of(requested)
-            mode = _select(self, settings, config, target_model_config, *args, **kwargs)
-        write_speculative_config(asked, mode)
+            options = _select(self, settings, config, target_model_config, *args, **kwargs)
+        write_speculative_config(asked, options)
         with _refusals_logged(DrafterError):
-            return read_by_vllm(read, asked, target_model_config, mode.drafter, config)
+            return read_by_vllm(read, asked, target_model_config, options.drafter, config)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config
@@ -268,7 +268,7 @@ def _select(
     drafter_config: dict[str, Any],
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
-) -> Mode:
+) -> EngineOptions:
     """Refuse impossible settings, resolve the rest, and place hooks 3 to 7, 9, 18 and 20."""
     from vllm import envs
     from vllm.logger import init_logger
@@ -285,15 +285,15 @@ def _select(
     parallel = target_parallel_config
     refuse(engine_args, parallel)
     choose_step_size(engine_args, target_model_config, parallel)
-    mode = resolve(settings, drafter_config, target_model_config, engine_args, parallel)
+    options = resolve(settings, drafter_config, target_model_config, engine_args, parallel)
     log = init_logger("vllm.dflash")
-    for remark in remarks(engine_args, target_model_config, mode):
+    for remark in remarks(engine_args, target_model_config, options):
         log.warning_once("%s", remark)
-    make_room_for_prompts(engine_args, target_model_config, mode.num_speculative_tokens)
+    make_room_for_prompts(engine_args, target_model_config, options.num_speculative_tokens)
     parallel.worker_cls = worker_here()
     engine_args.additional_config = {
         **engine_args.additional_config,
-        ADDITIONAL_CONFIG_KEY: mode.to_json(),
+        ADDITIONAL_CONFIG_KEY: options.to_json(),
     }
     if engine_args.scheduler_cls is None:
         engine_args.scheduler_cls = SCHEDULER
@@ -305,11 +305,11 @@ def _select(
         # The class and not its path: vLLM takes a path for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     manager = engine_args.disable_hybrid_kv_cache_manager
-    if mode.runner == "v1" and manager is None and not target_model_config.is_hybrid:
+    if options.runner == "v1" and manager is None and not target_model_config.is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
     resolve_obj_by_qualname(REFUSE_REQUESTS)()  # hook 20
-    return mode
+    return options
 
 
 def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:

@@ -17,7 +17,7 @@ from support.engines import FIXED, TARGET, held_out_prompts
 from support.ray_child import MARK
 from support.ray_cluster import HEAD, NOT_UP, RayCluster, ray_cluster
 from support.waiting import PATIENCE_S, wait_until
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, CPU_WORKER_V1
+from vllm_dflash.config.engine_options import CPU_RAY_EXECUTOR, CPU_WORKER_V1
 from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.verify.gate import GateSettings, verify

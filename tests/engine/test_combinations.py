@@ -35,7 +35,7 @@ from support.mixed_requests import (
     victims,
 )
 from support.trimming import trimming
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS
+from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.slow]  # half a minute each
 ROUNDS = 1 if USES_V2 else 2

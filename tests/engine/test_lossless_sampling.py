@@ -16,7 +16,7 @@ from support.chi_square import compared, p_value
 from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS
+from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import OUTCOMES
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
@@ -73,7 +73,7 @@ def take_vllm_out(
         ("requests", requests),
     ):
         monkeypatch.setattr(Scheduler, name, value, raising=False)
-    mode = SimpleNamespace(
+    options = SimpleNamespace(
         is_planned=True,
         is_fair=is_fair,
         draft_width=WIDTH,
@@ -81,7 +81,7 @@ def take_vllm_out(
         chooses_window=False,
         most_active=None,
     )
-    monkeypatch.setattr(Mode, "of", lambda _: mode)
+    monkeypatch.setattr(EngineOptions, "of", lambda _: options)
     monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: MAX_LEN)
     if plans_every_step:
         monkeypatch.setattr(Cadence, "is_due", lambda *_: True)

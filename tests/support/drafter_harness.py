@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from support.engines import USES_V2
 from support.pairs import Pair
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2.draft_slots import HEAD
@@ -100,7 +100,7 @@ class Harness:
         unlike = np.arange(1000, 1000 + max_requests * max_model_len, dtype=np.int32)
         self.texts = unlike.reshape(max_requests, max_model_len)
         """Tokens by request and position: no two are alike, unless a test says so."""
-        self.width = Mode.of(self.config).draft_width
+        self.width = EngineOptions.of(self.config).draft_width
         self.max_tokens = 10_000
         self.blocks_each = max_model_len // CACHE_BLOCK + 1
         num_blocks = 1 + max_requests * self.blocks_each

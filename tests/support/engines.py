@@ -23,7 +23,7 @@ from support import DEMO
 from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.config.mode import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
+from vllm_dflash.config.engine_options import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.engine import profile
 from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.tools.prompts import read_prompts

@@ -11,7 +11,7 @@ import torch
 
 from support.kernel_oracle import Oracle
 from support.trees_by_hand import Tree, calibrated, grown, path_of
-from vllm_dflash.config.mode import TREE_CUTS
+from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_growth import Candidates, grow
 from vllm_dflash.engine.v2.trees.tree_rows import place_nodes

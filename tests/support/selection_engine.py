@@ -49,7 +49,7 @@ from support.selection_config import (
     create_config,
 )
 from support.selection_table import ANY, FEW, TRIMMED, Cell, Row
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine import agreement
 from vllm_dflash.engine.v2 import loaded_speculator, speculator
 from vllm_dflash.engine.v2.trimming import lengths_to_choose
@@ -201,7 +201,7 @@ def build_target(config: VllmConfig, kind: str) -> None:
 
 def build_drafter(*, vllm_config: VllmConfig, model_config: Any) -> Any:
     """Build the attention layers of the drafter as `BlockAttention` does, and nothing else."""
-    spec = Mode.of(vllm_config).drafter
+    spec = EngineOptions.of(vllm_config).drafter
     first = vllm_config.model_config.get_total_num_hidden_layers()
     with set_current_vllm_config(vllm_config):
         for number, window in enumerate(spec.windows):

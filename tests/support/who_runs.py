@@ -73,7 +73,7 @@ def starts_alone(pair: Any, speculative: Settings, settings: Settings) -> bool:
 def who_runs(pair: Any, speculative: Settings, settings: Settings) -> str:
     """Return OURS, VLLMS, or why neither does. One line of the log announces vLLM's own."""
     from support.log_lines import log_lines
-    from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
+    from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY
 
     with log_lines() as lines, surroundings(settings):
         try:

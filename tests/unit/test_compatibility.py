@@ -13,7 +13,7 @@ import vllm
 from support.log_lines import log_lines
 from support.pairs import Pair
 from vllm_dflash import compatibility, seams
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS
+from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS
 from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER, Seam
 from vllm_dflash.vllm_sources import MissingError, Sources
 

@@ -25,19 +25,24 @@ from vllm_dflash import plugin, seams
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
 from vllm_dflash.compatibility import check_vllm
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, CPU_WORKER_V1, MOST_FREE_DRAFTS, Mode
+from vllm_dflash.config.engine_options import (
+    ADDITIONAL_CONFIG_KEY,
+    CPU_WORKER_V1,
+    MOST_FREE_DRAFTS,
+    EngineOptions,
+)
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
 
-OPTIONS = Mode(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
+OPTIONS = EngineOptions(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = pair.start()
     assert config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
     assert config.parallel_config.worker_cls == CPU_WORKER_V1
-    options = Mode.of(config)
+    options = EngineOptions.of(config)
     assert options.drafter.block_size == 8
     assert (options.draft_width, options.free_drafts) == (7, True)
     assert not config.speculative_config.use_eagle_block_drop()
@@ -134,8 +139,8 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
     )
     first, second = (args.create_engine_config() for _ in range(2))
     assert args.speculative_config == asked
-    assert Mode.of(first) == Mode.of(second)
-    assert Mode.of(second).draft_length == "fixed"
+    assert EngineOptions.of(first) == EngineOptions.of(second)
+    assert EngineOptions.of(second).draft_length == "fixed"
     assert first.scheduler_config.scheduler_cls == second.scheduler_config.scheduler_cls
     args.speculative_config = None
     plain = args.create_engine_config()
@@ -260,11 +265,11 @@ def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
     config = pair.start()
-    options = Mode.of(config)
-    assert Mode.of(config) is options
-    assert Mode.of(pickle.loads(pickle.dumps(config))) is options
+    options = EngineOptions.of(config)
+    assert EngineOptions.of(config) is options
+    assert EngineOptions.of(pickle.loads(pickle.dumps(config))) is options
     other_config = pair.start({"draft_length": "fixed"})
-    assert Mode.of(other_config).draft_length == "fixed"
+    assert EngineOptions.of(other_config).draft_length == "fixed"
     assert config.compute_hash() != other_config.compute_hash()
 
 
@@ -272,7 +277,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
     message = "unset VLLM_PLUGINS or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
-        Mode.of(SimpleNamespace(additional_config=additional))
+        EngineOptions.of(SimpleNamespace(additional_config=additional))
 
 
 def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_dflash.config.mode import (
+from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
     CPU_RAY_EXECUTOR,
     CPU_WORKER_V2,
     SCHEDULER,
-    Mode,
+    EngineOptions,
     from_json,
     tree_sizes,
     uses_rust_front_end,
@@ -119,12 +119,12 @@ def make_room_for_prompts(engine_args: EngineArgs, target: ModelConfig, longest:
         engine_args.max_num_batched_tokens = max(rows, length + longest)
 
 
-def remarks(engine_args: EngineArgs, target: ModelConfig, mode: Mode) -> Iterator[str]:
+def remarks(engine_args: EngineArgs, target: ModelConfig, options: EngineOptions) -> Iterator[str]:
     """Yield warnings for the log."""
     from vllm import envs
 
-    for remark in mode.drafter.remarks:
-        yield f"drafter {mode.drafter.model!r}: {remark}"
+    for remark in options.drafter.remarks:
+        yield f"drafter {options.drafter.model!r}: {remark}"
     # A server applies the model's `generation_config.json` to fields that a request leaves out.
     if min_p := target.get_diff_sampling_param().get("min_p"):
         yield (
@@ -135,7 +135,7 @@ def remarks(engine_args: EngineArgs, target: ModelConfig, mode: Mode) -> Iterato
         )
     modules = engine_args.lora_target_modules
     wraps_head = engine_args.enable_lora and (modules is None or "lm_head" in modules)
-    if wraps_head and mode.runner == "v2":
+    if wraps_head and options.runner == "v2":
         yield (
             "adapters that train lm_head give wrong text beside drafts, with vLLM's own DFlash too:"
             " Model Runner V2 applies them to the wrong rows. --lora-target-modules without lm_head"
@@ -180,7 +180,7 @@ def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int
     return [*table, (len(table) + 1, MANY_REQUESTS, lengths[0])]
 
 
-def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
+def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) -> None:
     """Fill in the user's speculative config for vLLM, and remove what DFlash ignores."""
     from vllm.logger import init_logger
 
@@ -188,28 +188,28 @@ def write_speculative_config(engine_args: EngineArgs, mode: Mode) -> None:
     for key, why in IGNORED.items():
         if config.pop(key, None):
             init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
-    if mode.captures_lengths:
+    if options.captures_lengths:
         config["num_speculative_tokens_per_batch_size"] = length_table(
-            mode.draft_width, mode.tree_nodes
+            options.draft_width, options.tree_nodes
         )
     for key in OWN_KEYS:
         config.pop(key, None)
     if engine_args.spec_method is None:
         config["method"] = "dflash"
     if engine_args.spec_tokens is None:
-        config["num_speculative_tokens"] = mode.num_speculative_tokens
+        config["num_speculative_tokens"] = options.num_speculative_tokens
     else:
-        engine_args.spec_tokens = mode.num_speculative_tokens
+        engine_args.spec_tokens = options.num_speculative_tokens
     # vLLM wants a rate for each draft; places of trees that have none are as sure as the last one.
     if rates := config.get("synthetic_acceptance_rates"):
-        more = [rates[-1]] * (mode.num_speculative_tokens - len(rates))
-        config["synthetic_acceptance_rates"] = [*rates, *more][: mode.num_speculative_tokens]
+        more = [rates[-1]] * (options.num_speculative_tokens - len(rates))
+        config["synthetic_acceptance_rates"] = [*rates, *more][: options.num_speculative_tokens]
     # vLLM itself also checks that the drafter divides by this number.
-    config["draft_tensor_parallel_size"] = mode.drafter_ranks
+    config["draft_tensor_parallel_size"] = options.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
         why = "DFlash predicts each position without knowing the ones before it, so sampling them"
         why += " independently ruins acceptance"
-        if mode.drafter.num_candidates is not None:  # on V2, vLLM's own DFlash runs the engine
+        if options.drafter.num_candidates is not None:  # on V2, vLLM's own DFlash runs the engine
             why = "Model Runner V1 cannot sample this drafter's drafts"
         init_logger("vllm.dflash").warning(
             "draft_sample_method 'probabilistic' is ignored: %s. Drafts are the most likely tokens,"

@@ -19,7 +19,7 @@ from vllm_dflash.checkpoint.spec import (
 )
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
 from vllm_dflash.compatibility import why_unfit
-from vllm_dflash.config.mode import runner_here, worker_here
+from vllm_dflash.config.engine_options import runner_here, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
 from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER
 from vllm_dflash.vllms_own import OWN_KEYS

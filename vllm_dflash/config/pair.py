@@ -1,4 +1,4 @@
-"""Resolves the user's settings to a checked pair and a `Mode`, before any process starts."""
+"""Resolves the user's settings to a checked pair and `EngineOptions`, before any process starts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vllm_dflash.checkpoint.pairing import PairingTarget, adapt_to_target, check
 from vllm_dflash.checkpoint.read import check_not_swapped, config_field, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
+from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, Runner, runner_here
 from vllm_dflash.config.engine_settings import longest_beside_lora
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, Runner, runner_here
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
 from vllm_dflash.config.target_class import provides_hidden_states
 
@@ -27,7 +27,7 @@ def resolve(
     target: ModelConfig,
     engine_args: EngineArgs,
     parallel: ParallelConfig,
-) -> Mode:
+) -> EngineOptions:
     """Check the drafter and the pair, and decide how they run.
 
     `config`: the drafter's `config.json`.
@@ -63,7 +63,7 @@ def resolve(
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)
     ranks = settings.draft_tensor_parallel_size
-    return Mode(
+    return EngineOptions(
         num_speculative_tokens=max(width, most_free, nodes),
         draft_width=width,
         draft_length=settings.draft_length,

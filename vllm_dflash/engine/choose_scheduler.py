@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_dflash import __version__
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.scheduler_output import few_rows
 from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
@@ -23,7 +23,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     config = arguments["vllm_config"]
     if remark := few_rows(config):
         logger().log(*remark)
-    if Mode.of(config).runner == "v1":
+    if EngineOptions.of(config).runner == "v1":
         from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
 
         return DFlashScheduler(**arguments)

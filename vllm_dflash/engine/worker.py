@@ -19,7 +19,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm_dflash import __version__
 from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -79,22 +79,22 @@ class DraftingWorker(Worker):
     def init_device(self) -> None:
         """Build the model runner, and replace vLLM's drafting code with ours."""
         register_draft_model()  # hook 6
-        mode = Mode.of(self.vllm_config)
-        if mode.is_planned:
-            self._compiling = CompileAside(mode.runner, starts=self.local_rank == 0)
+        options = EngineOptions.of(self.vllm_config)
+        if options.is_planned:
+            self._compiling = CompileAside(options.runner, starts=self.local_rank == 0)
         super().init_device()
         self.drafter = self.attach()
         if self.rank == 0:
-            log_active(mode)
+            log_active(options)
             tp_size = self.parallel_config.tensor_parallel_size
             if tp_size > 1:
-                about = describe_ranks(mode.drafter, tp_size, mode.drafter_ranks)
+                about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
                 logger().info("tensor parallelism: %s", about)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure the step costs that the planner starts from."""
         times = super().compile_or_warm_up_model()
-        if Mode.of(self.vllm_config).is_planned:
+        if EngineOptions.of(self.vllm_config).is_planned:
             self._plan_lengths()
         self.start_counting()
         self.drafter.warm.seal()
@@ -108,9 +108,9 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        mode = Mode.of(self.vllm_config)
+        options = EngineOptions.of(self.vllm_config)
         assert self._compiling is not None
-        self._compiling.finish(mode.draft_width, mode.most_free)
+        self._compiling.finish(options.draft_width, options.most_free)
         with set_current_vllm_config(self.vllm_config):
             costs = self.measure()
         if self.rank == 0:
@@ -122,7 +122,7 @@ class DraftingWorker(Worker):
         self.drafter.statistics.clear()
         if self.rank != 0:
             return
-        drafter = Mode.of(self.vllm_config).drafter.model
+        drafter = EngineOptions.of(self.vllm_config).drafter.model
         statistics, target = self.drafter.statistics, self.model_config.model
         self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
 
@@ -179,14 +179,14 @@ class DraftingWorker(Worker):
         Each rank returns its own. Read rank 0's: on V1 it decides for all ranks, from its own
         times. On V2 the scheduler decides; its times and probes arrive every 32 steps.
         """
-        kind, mode = type(self.drafter), Mode.of(self.vllm_config)
+        kind, options = type(self.drafter), EngineOptions.of(self.vllm_config)
         windows = self.drafter.window_report()
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,
-            "runner": mode.runner,
+            "runner": options.runner,
             "block_size": self.drafter.spec.block_size,
-            "draft_length": mode.draft_length,
+            "draft_length": options.draft_length,
             **self.drafter.statistics.to_dict(),
             **self.drafter.warm.to_dict(),
             **({} if windows is None else {"draft_windows": windows}),

@@ -24,7 +24,7 @@ from vllm_dflash.checkpoint.tensors import (
     our_name,
     parse_mask_embedding,
 )
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.model.dflash2_layers import CandidateSelector
 from vllm_dflash.model.layers import DraftBlock
@@ -75,8 +75,8 @@ class DFlashDraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        mode = Mode.of(vllm_config)
-        self.spec = mode.drafter
+        options = EngineOptions.of(vllm_config)
+        self.spec = options.drafter
         quantisation = get_draft_quant_config(vllm_config)
         if quantisation is not None:
             quantisation.packed_modules_mapping = FUSED_LAYERS
@@ -92,7 +92,7 @@ class DFlashDraftModel(nn.Module):
             self.selector = CandidateSelector(
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
-        self.uniform_width = 1 + mode.draft_width
+        self.uniform_width = 1 + options.draft_width
         """Rows of each block if `forward` gets no offsets."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         draft = vllm_config.speculative_config.draft_model_config

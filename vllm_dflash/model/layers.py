@@ -17,7 +17,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
@@ -60,8 +60,8 @@ class BlockAttention(nn.Module):
         prefix: str,
     ) -> None:
         super().__init__()
-        mode = Mode.of(vllm_config)
-        spec, ranks = mode.drafter, mode.drafter_ranks
+        options = EngineOptions.of(vllm_config)
+        spec, ranks = options.drafter, options.drafter_ranks
         self.window, self.causal = spec.window_of(number), spec.causal[number]
         self.head_dim = spec.head_dim
         self.qkv_proj = QKVParallelLinear(
@@ -137,8 +137,8 @@ class DrafterLayer(nn.Module):
         prefix: str,
     ) -> None:
         super().__init__()
-        mode = Mode.of(vllm_config)
-        spec = mode.drafter
+        options = EngineOptions.of(vllm_config)
+        spec = options.drafter
         self.self_attn = BlockAttention(
             vllm_config, number, quantisation, prefix=f"{prefix}.self_attn"
         )
@@ -147,7 +147,7 @@ class DrafterLayer(nn.Module):
             spec.intermediate_size,
             spec.hidden_act,
             quant_config=quantisation,
-            disable_tp=mode.drafter_ranks == 1,
+            disable_tp=options.drafter_ranks == 1,
             prefix=f"layers.{number}.mlp",
         )
         self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
@@ -202,7 +202,7 @@ class DraftBlock(nn.Module):
         self, *, vllm_config: VllmConfig, quantisation: QuantizationConfig | None, prefix: str
     ) -> None:
         super().__init__()
-        spec = Mode.of(vllm_config).drafter
+        spec = EngineOptions.of(vllm_config).drafter
         # vLLM keys attention layers by name, so ours are numbered after the target's. Layers that
         # may be quantised are named as in the checkpoint, because its config lists exceptions.
         first = vllm_config.model_config.get_total_num_hidden_layers()

@@ -27,7 +27,7 @@ from vllm_dflash.cluster.ray_worker import (
     keep_to_cores,
     nap_while_waiting,
 )
-from vllm_dflash.config import mode
+from vllm_dflash.config import engine_options
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -171,7 +171,7 @@ def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_vllms_own_backend_is_refused_on_cpus(pair: Pair) -> None:
     """The error comes before any process starts, and names our executor."""
-    with pytest.raises(ValueError, match=rf"to '{mode.CPU_RAY_EXECUTOR}', or to 'mp'"):
+    with pytest.raises(ValueError, match=rf"to '{engine_options.CPU_RAY_EXECUTOR}', or to 'mp'"):
         pair.start(tensor_parallel_size=2, distributed_executor_backend="ray")
 
 

@@ -13,12 +13,12 @@ from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from support.pairs import dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.config.engine_options import EngineOptions, tree_sizes
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
-from vllm_dflash.config.mode import Mode, tree_sizes
 from vllm_dflash.config.speculative_settings import IGNORED
 
-PLAIN = Mode(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
+PLAIN = EngineOptions(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
 WALKED = replace(PLAIN, drafter=parse_config("it", drafter_config(**dflash2_config())))
 ALWAYS = {
     "model": "it",
@@ -29,12 +29,12 @@ ALWAYS = {
 }
 
 
-def written(config: dict[str, Any], mode: Mode = PLAIN, **flags: Any) -> dict[str, Any]:
+def written(config: dict[str, Any], options: EngineOptions = PLAIN, **flags: Any) -> dict[str, Any]:
     args: Any = SimpleNamespace(
         speculative_config=config, **{"spec_method": None, "spec_tokens": None, **flags}
     )
     before = dict(config)
-    write_speculative_config(args, mode)
+    write_speculative_config(args, options)
     assert config == before  # the user's config is unchanged
     return args.speculative_config
 

@@ -12,8 +12,8 @@ from vllm.model_executor.models.registry import ModelRegistry
 from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config
 from support.who_runs import engine
+from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY
 from vllm_dflash.config.left_to_vllm import config_of_drafter
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
 

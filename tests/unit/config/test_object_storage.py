@@ -9,7 +9,7 @@ from vllm.transformers_utils import runai_utils
 
 from support.pairs import Pair, make_pair
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 
 URL = "s3://bucket/drafter"
 
@@ -37,7 +37,7 @@ def kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_it_is_pulled_and_its_weights_are_left_to_the_loader(pair: Pair, kept: Path) -> None:
     config = pair.start({"model": URL})
     draft = config.speculative_config.draft_model_config
-    assert Mode.of(config).drafter == pair.spec.model_copy(update={"model": URL})
+    assert EngineOptions.of(config).drafter == pair.spec.model_copy(update={"model": URL})
     assert (draft.model_weights, Path(draft.model).parent.parent) == (URL, kept)
     there = {file.name for file in Path(draft.model).iterdir()}
     assert there == {"config.json", "mask_embedding.pt"}

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode, from_json
+from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, from_json
 from vllm_dflash.config.pair import check_weights, resolve
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
@@ -67,7 +67,7 @@ def resolved(
     to: Any = None,
     ranks: Any = None,
     **asked: Any,
-) -> Mode:
+) -> EngineOptions:
     """Resolve settings of our own, for a drafter with these changes of its config, a target, ranks,
     and the engine's settings that are asked for."""
     settings = SpeculativeSettings.of({"model": str(drafter), **(own or {})})
@@ -103,7 +103,7 @@ def test_options_of_a_pair_that_fits(
     # A number of drafts that was asked for is the limit.
     room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
     most_free = room if free_drafts else 0
-    assert options == Mode(room, count, length, spec, ranks, most_free=most_free)
+    assert options == EngineOptions(room, count, length, spec, ranks, most_free=most_free)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
 ) -> None:
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     own = {"draft_tree": nodes or 32, **own}
-    mode = resolved(drafter, own, **asked)
-    assert (mode.tree_nodes, mode.num_speculative_tokens) == (nodes, room)
-    assert mode.draft_width == own.get("num_speculative_tokens", 7)
+    options = resolved(drafter, own, **asked)
+    assert (options.tree_nodes, options.num_speculative_tokens) == (nodes, room)
+    assert options.draft_width == own.get("num_speculative_tokens", 7)
     assert resolved(drafter, own, to=target(is_hybrid=True), **asked).tree_nodes == 0
 
 
@@ -232,8 +232,8 @@ def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
 ) -> None:
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
     it = target(is_hybrid=hybrid is not None, architecture=hybrid)
-    mode = resolved(drafter, own, to=it, ranks=parallel(data=ranks), **asked)
-    assert mode.captures_lengths is captures
+    options = resolved(drafter, own, to=it, ranks=parallel(data=ranks), **asked)
+    assert options.captures_lengths is captures
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:
@@ -251,19 +251,19 @@ def test_the_users_word_on_adaptive_verification(
     assert resolved(drafter, {"enable_adaptive_verification": written}).may_trim is may_trim
 
 
-def test_the_objective_and_the_window_reach_the_mode(drafter: Path) -> None:
-    mode = resolved(drafter, {"objective": "throughput", "draft_window": 12})
-    assert from_json(mode.to_json()) == mode
-    assert (mode.is_fair, mode.drafter.draft_window) == (False, 12)
-    assert not mode.chooses_window
+def test_the_objective_and_the_window_reach_the_engine(drafter: Path) -> None:
+    options = resolved(drafter, {"objective": "throughput", "draft_window": 12})
+    assert from_json(options.to_json()) == options
+    assert (options.is_fair, options.drafter.draft_window) == (False, 12)
+    assert not options.chooses_window
 
 
 def test_a_window_that_is_chosen(drafter: Path) -> None:
     """The checkpoint's windows stay. It cannot be chosen where ranks have parts of contexts."""
     auto = {"draft_window": "auto"}
-    mode = resolved(drafter, auto)
-    assert from_json(mode.to_json()).chooses_window
-    assert mode.drafter.draft_window is None
+    options = resolved(drafter, auto)
+    assert from_json(options.to_json()).chooses_window
+    assert options.drafter.draft_window is None
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         split = parallel()
         setattr(split, name, 2)

@@ -15,7 +15,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from support import importing_support
 from support.faked_cuda import lines_on_cuda
-from vllm_dflash.config.mode import GPU_WORKER
+from vllm_dflash.config.engine_options import GPU_WORKER
 from vllm_dflash.config.target_class import provides_hidden_states
 
 STARTS_CUDA = (

@@ -12,14 +12,14 @@ from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config import left_to_vllm
-from vllm_dflash.config.left_to_vllm import architecture_of_vllm, config_of_drafter, why_left
-from vllm_dflash.config.mode import (
+from vllm_dflash.config.engine_options import (
     CPU_WORKER_V1,
     CPU_WORKER_V2,
     GPU_WORKER,
     runner_here,
     worker_here,
 )
+from vllm_dflash.config.left_to_vllm import architecture_of_vllm, config_of_drafter, why_left
 
 
 def architectures(*names: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vllm.v1.outputs import DraftTokenIds
 from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_vllm_out
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs, straight_costs
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import (
@@ -185,7 +185,7 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
 ) -> None:
     """Blocks have 8 rows and trees 32; there are up to 1024 requests, in steps of 8192 rows."""
     take_vllm_out(monkeypatch, tree_nodes=31)
-    monkeypatch.setattr(Mode.of(Scheduler.vllm_config), "most_active", asked)
+    monkeypatch.setattr(EngineOptions.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
     Scheduler.vllm_config.scheduler_config.max_num_seqs = 1024
     assert DFlashAsyncScheduler().max_num_active_reqs == active

@@ -11,7 +11,7 @@ import torch
 
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1 import host_step
@@ -22,7 +22,7 @@ from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
 from vllm_dflash.planning.window import WHOLE, Chosen, Window, WindowChooser
 
-OPTIONS = Mode(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
+OPTIONS = EngineOptions(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
 """Tokens of a request's context, before it gets its one token."""
 LONGEST, MOST_FREE = 64, 6

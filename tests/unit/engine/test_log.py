@@ -9,7 +9,7 @@ import pytest
 from support.log_lines import log_lines
 from support.pairs import Pair
 from vllm_dflash import __version__
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
 
 
@@ -28,7 +28,7 @@ def test_the_start_line_names_drafter_and_draft_length(
     """Numbers are those that vLLM prints in its own lines."""
     spec = pair.spec.model_copy(update={"model": "someone/its-drafter"})
     with log_lines() as lines:
-        log_active(Mode(room, 5, draft_length, spec, tree_nodes=nodes))
+        log_active(EngineOptions(room, 5, draft_length, spec, tree_nodes=nodes))
     assert lines == [
         f"INFO vllm-dflash {__version__} is active: drafter someone/its-drafter, draft length"
         f" {draft_length} ({said}), runner v1, block size 8, taps: outputs of layers [0, 2],"
@@ -38,7 +38,7 @@ def test_the_start_line_names_drafter_and_draft_length(
 
 def test_free_drafts_have_a_line_of_their_own(pair: Pair) -> None:
     with log_lines() as lines:
-        log_free_drafts(Mode(32, 5, "adaptive", pair.spec, most_free=32))
+        log_free_drafts(EngineOptions(32, 5, "adaptive", pair.spec, most_free=32))
     assert lines == [
         "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
     ]

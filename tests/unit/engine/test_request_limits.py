@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.sample import logit_bias
 
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, Runner
+from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, EngineOptions, Runner
 from vllm_dflash.engine.vllm_fixes.request_limits import (
     MOST_ALLOWED_TOKENS,
     MOST_STOP_TOKENS,
@@ -24,7 +24,7 @@ from vllm_dflash.engine.vllm_fixes.request_limits import (
     refuse_fatal_requests,
 )
 
-MODE = Mode(7, 7, "fixed", parse_config("it", QWEN))
+OPTIONS = EngineOptions(7, 7, "fixed", parse_config("it", QWEN))
 
 
 def asked(**fields: Any) -> SamplingParams:
@@ -106,7 +106,7 @@ def test_only_engines_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch, is_
     placed = InputProcessor.process_inputs
     refuse_fatal_requests()
     assert InputProcessor.process_inputs is placed
-    additional = {ADDITIONAL_CONFIG_KEY: MODE.to_json()} if is_ours else {}
+    additional = {ADDITIONAL_CONFIG_KEY: OPTIONS.to_json()} if is_ours else {}
     engine: Any = SimpleNamespace(
         vllm_config=SimpleNamespace(additional_config=additional),
         model_config=SimpleNamespace(max_model_len=100),

@@ -11,7 +11,7 @@ import torch
 
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode
+from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, EngineOptions
 from vllm_dflash.engine.scheduler_output import few_rows, fresh_cache_blocks, newly_admitted
 from vllm_dflash.engine.v1.backlog import useless_cache_blocks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
@@ -76,9 +76,9 @@ def test_blocks_of_ended_requests_that_no_prefix_can_be_found_in() -> None:
 )
 def test_few_rows_are_said(rows: int, requests: int, level: int | None, said: str) -> None:
     """K = 7. A step of `rows` reserves 7 for each request, which has one row of its own."""
-    mode = Mode(32, 7, "adaptive", parse_config("it", QWEN), most_free=32)
+    options = EngineOptions(32, 7, "adaptive", parse_config("it", QWEN), most_free=32)
     config: Any = SimpleNamespace(
-        additional_config={ADDITIONAL_CONFIG_KEY: mode.to_json()},
+        additional_config={ADDITIONAL_CONFIG_KEY: options.to_json()},
         scheduler_config=SimpleNamespace(max_num_batched_tokens=rows, max_num_seqs=requests),
         speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=7),
     )

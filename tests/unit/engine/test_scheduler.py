@@ -8,7 +8,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from support.pairs import Pair
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, MOST_FREE_DRAFTS, SCHEDULER, Mode
+from vllm_dflash.config.engine_options import (
+    CPU_RAY_EXECUTOR,
+    MOST_FREE_DRAFTS,
+    SCHEDULER,
+    EngineOptions,
+)
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
 from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler, sends_drafts_with_output
@@ -35,7 +40,7 @@ def bare_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         self.vllm_config, self.max_num_running_reqs, self.requests = vllm_config, 4, {}
         self.num_spec_tokens = vllm_config.speculative_config.num_speculative_tokens
 
-    monkeypatch.setattr(Mode, "of", lambda _: SimpleNamespace(draft_width=7))
+    monkeypatch.setattr(EngineOptions, "of", lambda _: SimpleNamespace(draft_width=7))
     monkeypatch.setattr(Scheduler, "__init__", start)
 
 

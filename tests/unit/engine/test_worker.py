@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from support import TESTS, importing_support
 from support.planner_world import profiled_costs
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
@@ -123,7 +123,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
         model_state=SimpleNamespace(prepare_attn=None),
     )
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
-    monkeypatch.setattr(Mode, "of", lambda _: options)
+    monkeypatch.setattr(EngineOptions, "of", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
     monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
 
@@ -236,7 +236,7 @@ def test_on_a_gpu_nothing_imports_v1_or_what_takes_cuda_out_of_torch() -> None:
 import runpy, sys
 import gpu.gpu_kernels, gpu.gpu_soak, gpu.gpu_text
 from importlib import import_module
-from vllm_dflash.config.mode import GPU_WORKER, SCHEDULER
+from vllm_dflash.config.engine_options import GPU_WORKER, SCHEDULER
 for name in (GPU_WORKER, SCHEDULER):
     import_module(name.rpartition(".")[0])
 wrong = [name for name in sys.modules if name.startswith("vllm_dflash.engine.v1")]

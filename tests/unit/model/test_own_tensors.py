@@ -18,7 +18,7 @@ from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.model import draft_model
 from vllm_dflash.model.vocabulary import check_ids
 
@@ -95,8 +95,8 @@ def test_files_are_those_of_the_revision_that_was_asked_for(
     pair = make_pair(tmp_path, mask_embedding=True)
     # Named by its URL in object storage; vLLM keeps a local folder of it.
     named = pair.spec.model_copy(update={"model": "s3://bucket/drafter"})
-    modes = SimpleNamespace(of=lambda config: replace(Mode.of(config), drafter=named))
-    monkeypatch.setattr(draft_model, "Mode", modes)
+    modes = SimpleNamespace(of=lambda config: replace(EngineOptions.of(config), drafter=named))
+    monkeypatch.setattr(draft_model, "EngineOptions", modes)
     DrafterHarness(pair, revision="ours")
     model = str(pair.drafter)
     assert asked == [(INDEX, model, "ours"), (MASK_EMBEDDING_FILE, model, "ours")]

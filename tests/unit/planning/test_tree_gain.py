@@ -7,7 +7,7 @@ import pytest
 
 from support.outcomes import outcomes_of
 from support.trees_by_hand import Tree, grown, path_of
-from vllm_dflash.config.mode import TREE_CUTS, tree_sizes
+from vllm_dflash.config.engine_options import TREE_CUTS, tree_sizes
 from vllm_dflash.planning.step import Outcomes
 from vllm_dflash.planning.tree_gain import ASSUMED_RATIO, TreeGain
 

@@ -23,7 +23,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-from vllm_dflash.config.mode import uses_rust_front_end
+from vllm_dflash.config.engine_options import uses_rust_front_end
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.statistics import (
     METRICS,

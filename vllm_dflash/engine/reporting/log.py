@@ -9,7 +9,7 @@ from logging import Logger
 from vllm.logger import init_logger
 
 from vllm_dflash import __version__
-from vllm_dflash.config.mode import MOST_FREE_DRAFTS, Mode
+from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions
 from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
@@ -32,20 +32,20 @@ def logger() -> Logger:
     return init_logger("vllm.dflash")
 
 
-def log_active(mode: Mode) -> None:
+def log_active(options: EngineOptions) -> None:
     """Log which DFlash runs, in one line."""
-    drafter, width, most = mode.drafter, mode.draft_width, mode.num_speculative_tokens
-    longer = "a draft tree" if mode.tree_nodes == most else "free drafts"
+    drafter, width, most = options.drafter, options.draft_width, options.num_speculative_tokens
+    longer = "a draft tree" if options.tree_nodes == most else "free drafts"
     logger().info(
         "vllm-dflash %s is active: drafter %s, draft length %s (%s%d tokens a step%s), runner %s,"
         " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
         __version__,
         drafter.model,
-        mode.draft_length + ", throughput" * (mode.is_planned and not mode.is_fair),
-        "up to " if mode.is_planned else "",
+        options.draft_length + ", throughput" * (options.is_planned and not options.is_fair),
+        "up to " if options.is_planned else "",
         width,
         f"; with {longer} {most}, vLLM's num_spec_tokens" if most > width else "",
-        mode.runner,
+        options.runner,
         drafter.block_size,
         list(drafter.taps),
         tuple(tap + 1 for tap in drafter.taps),
@@ -69,12 +69,12 @@ def log_lengths(lengths: Sequence[int], ragged_seconds: float, untrimmed: str | 
     logger().info("draft lengths %s (%s)", ", ".join(map(str, lengths)), how)
 
 
-def log_free_drafts(mode: Mode) -> None:
+def log_free_drafts(options: EngineOptions) -> None:
     """Log that free drafts are on."""
-    is_short = mode.runner == "v1" and mode.most_free < MOST_FREE_DRAFTS
+    is_short = options.runner == "v1" and options.most_free < MOST_FREE_DRAFTS
     logger().info(
         "free drafts: up to %d tokens of a request's own text, where it repeats itself%s",
-        mode.most_free,
+        options.most_free,
         f". Up to {MOST_FREE_DRAFTS} without num_speculative_tokens, LoRA, linear attention, a"
         " scheduler of your own, or a small max_num_batched_tokens"
         if is_short

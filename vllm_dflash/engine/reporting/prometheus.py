@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import (
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY
+from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.reporting.statistics import COUNTERS, METRICS
 

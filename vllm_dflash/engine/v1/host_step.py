@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.agreement import from_rank_0
 from vllm_dflash.engine.block_layout import block_inputs, draft_limits, kept_rows
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -98,15 +98,15 @@ class HostStep:
 
     def __init__(
         self,
-        mode: Mode,
+        options: EngineOptions,
         block: BlockForward,
         context: ContextProjection,
         block_size: int,
     ) -> None:
         """Start with fixed lengths and no free drafts; `block_size`: tokens per cache block."""
-        self.width = mode.draft_width
+        self.width = options.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""
-        self.mask_token_id = mode.drafter.mask_token_id
+        self.mask_token_id = options.drafter.mask_token_id
         self.block_size = block_size
         self.block = block
         self.context = context

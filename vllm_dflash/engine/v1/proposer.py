@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -65,11 +65,11 @@ class PlannedProposer(DFlashProposer):
     ) -> None:
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        self.mode = Mode.of(vllm_config)
-        self.spec = self.mode.drafter
-        self.width = self.mode.draft_width
+        self.options = EngineOptions.of(vllm_config)
+        self.spec = self.options.drafter
+        self.width = self.options.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""
-        self.most_free = self.mode.most_free
+        self.most_free = self.options.most_free
         self.feature_width = len(self.spec.taps) * self.spec.target_hidden_size
         self.runs_target_alone = False
         """Whether the runner's dummy runs leave out the drafter."""
@@ -110,9 +110,9 @@ class PlannedProposer(DFlashProposer):
             self.device,
             kernel_block_sizes[self.kv_cache_gid] if kernel_block_sizes else None,
         )
-        self.host = HostStep(self.mode, self.block, self.model.context, self.block_size)
+        self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
         self.statistics = self.host.statistics
-        if self.mode.chooses_window:
+        if self.options.chooses_window:
             self.host.windows = WindowChooser(self.max_model_len)
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.cache_block_size = group.kv_cache_spec.block_size
@@ -144,7 +144,7 @@ class PlannedProposer(DFlashProposer):
     def start_planning(self, costs: StepCosts) -> None:
         """Start planning draft lengths from these costs."""
         host, most_free = self.host, self.most_free
-        sizes, fair = (self.width, self.max_batch_size), self.mode.is_fair
+        sizes, fair = (self.width, self.max_batch_size), self.options.is_fair
         host.planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
         if most_free:
             longest = self.runner.max_model_len

@@ -10,7 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-from vllm_dflash.config.mode import CPU_RAY_EXECUTOR, SCHEDULER, Mode
+from vllm_dflash.config.engine_options import CPU_RAY_EXECUTOR, SCHEDULER, EngineOptions
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.scheduler_output import room_for_blocks
@@ -52,7 +52,7 @@ class DFlashScheduler(SessionScheduler, CountingScheduler):
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
-        self._width = Mode.of(vllm_config).draft_width
+        self._width = EngineOptions.of(vllm_config).draft_width
         # Without this table, vLLM pads requests with placeholder drafts for CUDA graphs. For each
         # placeholder, the CPU kernel for sampled requests reads outside its tensor.
         self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)

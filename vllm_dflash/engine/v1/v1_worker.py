@@ -58,8 +58,8 @@ class V1CPUWorker(DraftingCPUWorker):
     def start_planning(self, costs: StepCosts) -> None:
         """Start planning in the proposer."""
         self.drafter.start_planning(costs)
-        if self.rank == 0 and self.drafter.mode.free_drafts:
-            log_free_drafts(self.drafter.mode)
+        if self.rank == 0 and self.drafter.options.free_drafts:
+            log_free_drafts(self.drafter.options)
 
     def start_counting(self) -> None:
         """Reset the counters; rank 0 also reports to the log and to `/metrics`."""
@@ -68,7 +68,7 @@ class V1CPUWorker(DraftingCPUWorker):
             return
         statistics = self.drafter.statistics
         self._figures = Increases(statistics, INTERVAL, METRICS)
-        if self.drafter.mode.is_planned:
+        if self.drafter.options.is_planned:
             windows = self.drafter.host.windows
             log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows)
             self._ticking += (log.tick,)

@@ -13,7 +13,7 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.config.mode import TREE_CUTS
+from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
 from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, COUNTS, NO_DRAFTS, TEXT

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.attention_groups import split_by_kind, split_by_window
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v2.trimming import why_untrimmed
@@ -54,11 +54,11 @@ class LoadedSpeculator(DFlashSpeculator):
     enable_adaptive_verification: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.mode = Mode.of(vllm_config)
+        self.options = EngineOptions.of(vllm_config)
         super().__init__(room_for_blocks(vllm_config), device)
         self.engine_config = vllm_config
         """The config that the engine was started with; vLLM's class changes its own copy."""
-        self.spec = self.mode.drafter
+        self.spec = self.options.drafter
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
         self.use_acceptance_estimator = False  # we compute the chances
@@ -78,7 +78,7 @@ class LoadedSpeculator(DFlashSpeculator):
             self._num_rejected = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
-        return min(num_reqs * (1 + self.mode.num_speculative_tokens), self.max_num_tokens)
+        return min(num_reqs * (1 + self.options.num_speculative_tokens), self.max_num_tokens)
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
@@ -187,7 +187,7 @@ class LoadedSpeculator(DFlashSpeculator):
                     whole, attentions, self.attn_vllm_config, self.device, block_size
                 )
         self._configure_decode_metadata_update()
-        if self.mode.chooses_window:
+        if self.options.chooses_window:
             self.windowed = WindowedContext(
                 block_tables,
                 self.draft_kv_cache_group_ids,

@@ -49,21 +49,21 @@ class PlannedSpeculator(LoadedSpeculator):
         super().__init__(vllm_config, device)
         width, sizes = self.num_speculative_steps, (self.max_num_reqs, self.max_model_len)
         texts = None
-        if self.mode.free_drafts and has_room_for_texts(*sizes):
+        if self.options.free_drafts and has_room_for_texts(*sizes):
             texts = TextLookUp(*sizes, width, device)
         self.confidence = torch.zeros(self.draft_tokens.shape, device=device)  # [max R, K]
         drafts = Drafts(self.draft_tokens, self.confidence, self.draft_token_confidence_probs)
         self.handed_over = self.draft_tokens
         """Drafts for vLLM, [max R, W]."""
         self.trees: DraftTrees | None = None
-        places, nodes = self.mode.num_speculative_tokens, self.mode.tree_nodes
+        places, nodes = self.options.num_speculative_tokens, self.options.tree_nodes
         if nodes:
             self.trees = DraftTrees(self.max_num_reqs, width, places, nodes, device)
             self.handed_over = self.trees.tokens
             self.draft_token_confidence_probs = self.trees.chances
         self.device_step = DeviceStep(self.max_num_reqs, drafts, texts, self.trees)
         self.statistics = DraftStatistics(places)
-        self.timer = BlockTimer(device) if self.mode.chooses_window else None
+        self.timer = BlockTimer(device) if self.options.chooses_window else None
         """Times blocks, if draft windows are chosen."""
         self.warm = WarmState(self._owners)
         self.candidates: CandidateSampler | None = None
@@ -86,12 +86,12 @@ class PlannedSpeculator(LoadedSpeculator):
     def before_capture(self, runner: GPUModelRunner) -> None:
         """Called after loading and before graphs are captured. Places hooks 16 and 17, and compiles
         the kernels that run between graphs, so that no request waits for them."""
-        if self.mode.is_planned and runner.adaptive_verification is not None:  # hook 16
+        if self.options.is_planned and runner.adaptive_verification is not None:  # hook 16
             self.budget = DraftBudget.instead_of(
                 runner.adaptive_verification,
                 self.num_speculative_steps,
                 runner.output_copy_stream,
-                fair=self.mode.is_fair,
+                fair=self.options.is_fair,
             )
             self.budget.warm_up()
             runner.adaptive_verification = self.budget
@@ -251,7 +251,7 @@ class PlannedSpeculator(LoadedSpeculator):
 
     def window_report(self) -> list[dict[str, Any]] | None:
         """What the scheduler has last chosen windows by; None: windows are not chosen."""
-        return self._window_report if self.mode.chooses_window else None
+        return self._window_report if self.options.chooses_window else None
 
     def _owners(self) -> tuple[object, ...]:
         windowed = () if self.windowed is None else self.windowed.owners()

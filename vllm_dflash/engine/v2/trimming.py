@@ -37,7 +37,7 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_dflash.config.mode import Mode
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.v2.budget_split import split
 from vllm_dflash.engine.v2.exchange import Directions, HostCopy
@@ -61,17 +61,17 @@ def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | No
     Every rank must call this, after both models are loaded. `target_names`: names of the target's
     attention layers.
     """
-    mode = Mode.of(config)
+    options = EngineOptions.of(config)
     layers = get_layers_from_vllm_config(config, AttentionLayerBase)
     target = {name: layer for name, layer in layers.items() if name in target_names}
     drafter = {name: layer for name, layer in layers.items() if name not in target_names}
     why: str | None
-    if not mode.is_planned:
+    if not options.is_planned:
         why = "draft lengths are fixed"
-    elif not mode.may_trim:
+    elif not options.may_trim:
         why = "enable_adaptive_verification is false"
     else:
-        why = obstacle(config, target, drafter, 1 + mode.num_speculative_tokens)
+        why = obstacle(config, target, drafter, 1 + options.num_speculative_tokens)
         backends = (layer.get_attn_backend().get_name() for layer in target.values())
         if why is None and UNCONFIRMED in backends:
             why = f"not confirmed on {UNCONFIRMED} yet (enable_adaptive_verification: true: on)"

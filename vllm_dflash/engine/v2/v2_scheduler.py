@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.mode import TREE_CUTS, Mode, tree_sizes
+from vllm_dflash.config.engine_options import TREE_CUTS, EngineOptions, tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
@@ -60,25 +60,27 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        mode = Mode.of(self.vllm_config)
-        width = self._width = mode.draft_width
+        options = EngineOptions.of(self.vllm_config)
+        width = self._width = options.draft_width
         self.vllm_config = room_for_blocks(self.vllm_config)
         schedule = self.vllm_config.scheduler_config
         # vLLM 0.33 admits as many requests as a step has room for blocks, and assumes blocks as
         # long as the maximum number of drafts. With trees, blocks are shorter.
         most = max(self.max_num_active_reqs, schedule.max_num_batched_tokens // (1 + width))
-        self.max_num_active_reqs = min(most, mode.most_active or schedule.max_num_seqs)
-        self._trees = PlacesOfTrees(mode.tree_nodes)
-        self._tree_gain = TreeGain(tree_sizes(mode.tree_nodes))
-        self.planner = AheadPlanner(width, schedule.max_num_seqs, fair=mode.is_fair)
+        self.max_num_active_reqs = min(most, options.most_active or schedule.max_num_seqs)
+        self._trees = PlacesOfTrees(options.tree_nodes)
+        self._tree_gain = TreeGain(tree_sizes(options.tree_nodes))
+        self.planner = AheadPlanner(width, schedule.max_num_seqs, fair=options.is_fair)
         """Started by the workers' facts, unless draft lengths are fixed."""
-        self._is_fixed = not mode.is_planned
+        self._is_fixed = not options.is_planned
         if not self._is_fixed:
             rehearse_ahead(width)
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
-        self._windows = WindowsAhead(self._longest, self.planner) if mode.chooses_window else None
+        self._windows = (
+            WindowsAhead(self._longest, self.planner) if options.chooses_window else None
+        )
         chooser = None if self._windows is None else self._windows.chooser
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
         self._clock, self._cadence = StepClock(), Cadence()

@@ -66,14 +66,14 @@ class V2Worker(DraftingWorker):
             self.drafter.budget.costs = costs
         facts = WorkerFacts(
             costs,
-            lengths_to_choose(self.model_runner, self.drafter.mode.draft_width),
+            lengths_to_choose(self.model_runner, self.drafter.options.draft_width),
             trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
         )
         self._to_send += ((FACTS, facts),)
         if self.rank == 0:
             if self.drafter.device_step.free_drafts is not None:
-                log_free_drafts(self.drafter.mode)
+                log_free_drafts(self.drafter.options)
             log_lengths(facts.lengths, facts.ragged_seconds, self.drafter.untrimmed)
 
     def end_step(self, output: Output) -> Output:

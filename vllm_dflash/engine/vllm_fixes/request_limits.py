@@ -18,7 +18,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from vllm_dflash.config.mode import ADDITIONAL_CONFIG_KEY, Mode, Runner
+from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, EngineOptions, Runner
 
 MOST_ALLOWED_TOKENS, MOST_STOP_TOKENS = 1024, 128
 """Limits in vLLM's `logit_bias.py`, which the front end must not import: it imports Triton."""
@@ -38,7 +38,7 @@ def refuse_fatal_requests() -> None:
         additional = self.vllm_config.additional_config
         is_ours = isinstance(additional, dict) and ADDITIONAL_CONFIG_KEY in additional
         if is_ours and (asked := request.sampling_params) is not None:
-            check_request(asked, Mode.of(self.vllm_config).runner)
+            check_request(asked, EngineOptions.of(self.vllm_config).runner)
             # No text can be longer, and V2 stores this in 32 bits.
             asked.max_tokens = min(asked.max_tokens, self.model_config.max_model_len)
             asked.min_tokens = min(asked.min_tokens, asked.max_tokens)

@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from vllm_dflash.config.mode import tree_sizes
+from vllm_dflash.config.engine_options import tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.planning import Ints
 

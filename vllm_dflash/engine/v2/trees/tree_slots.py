@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dflash.config.mode import TREE_CUTS
+from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.config.speculative_settings import MOST_NODES
 
 

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dflash.config.mode import TREE_CUTS
+from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
 

@@ -1,4 +1,4 @@
-"""`Mode`: decisions about an engine, made once before any of its processes starts."""
+"""`EngineOptions`: decisions about an engine, made once before any of its processes starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
 
 ADDITIONAL_CONFIG_KEY = "vllm_dflash"
-"""Key of the `Mode` in vLLM's `additional_config`. The value is one JSON string: part of the
+"""Key of `EngineOptions` in vLLM's `additional_config`. The value is one JSON string: part of the
 compile cache's key, and hashable, so that each process parses it once."""
 
 
@@ -46,7 +46,7 @@ def tree_sizes(num_nodes: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Mode:
+class EngineOptions:
     """How an engine drafts; decided by its front end and read by its other processes.
 
     Independent of asynchronous scheduling: V1 does not use it on CPUs, and on V2 the device decides
@@ -94,8 +94,8 @@ class Mode:
         return self.most_free > 0
 
     @classmethod
-    def of(cls, vllm_config: VllmConfig) -> Mode:
-        """The mode of an engine that was started.
+    def of(cls, vllm_config: VllmConfig) -> EngineOptions:
+        """Options of an engine that was started.
 
         Raises:
             RuntimeError: the engine was started without vllm-dflash.
@@ -113,13 +113,13 @@ class Mode:
 
     def to_json(self) -> str:
         """JSON for `additional_config`; inverse of `from_json`."""
-        return TypeAdapter(Mode).dump_json(self).decode()
+        return TypeAdapter(EngineOptions).dump_json(self).decode()
 
 
 @lru_cache(maxsize=16)
-def from_json(written: str) -> Mode:
-    """The mode that `to_json` wrote."""
-    return TypeAdapter(Mode).validate_json(written)
+def from_json(written: str) -> EngineOptions:
+    """The options that `to_json` wrote."""
+    return TypeAdapter(EngineOptions).validate_json(written)
 
 
 def runner_here() -> Runner:
