@@ -27,6 +27,9 @@ from support.schedules import (
     tokens_of,
 )
 from vllm_dflash.engine.v2 import exchange
+from vllm_dflash.engine.v2.device_step import DeviceStep
+from vllm_dflash.engine.v2.draft_slots import Batch
+from vllm_dflash.engine.v2.exchange import HostCopy
 from vllm_dflash.planning import window as window_module
 from vllm_dflash.planning.window import Chosen, Window, WindowChooser
 
@@ -105,6 +108,29 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
     found = run(name, schedule, has_graphs=True)
     assert found == never_late(name)
     assert tokens_of(found) == tokens_of(on_cpu(f"asynchronous: {name}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_noticed_as"),
+    [
+        (HostCopy, "before_writing", "copy to pinned memory"),
+        (DeviceStep, "before_block", "item"),
+    ],
+    ids=["a race", "a wait"],
+)
+def test_what_engines_are_watched_for_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, kind: type, name: str, is_noticed_as: str
+) -> None:
+    """A report is written while it is copied; the host waits in a step."""
+    original = getattr(kind, name)
+
+    def waits(step: DeviceStep, batch: Batch, *args: Any) -> None:
+        batch.slots.sum().item()
+        original(step, batch, *args)
+
+    monkeypatch.setattr(kind, name, waits if kind is DeviceStep else lambda _: None)
+    with pytest.raises(AssertionError, match=is_noticed_as):
+        run("any length", "latest", has_graphs=False)
 
 
 def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

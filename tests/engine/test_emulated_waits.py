@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from emulated import torch_cuda
+from emulated import races, torch_cuda
 from vllm_dflash.engine.v2 import v2_profile
 from vllm_dflash.engine.v2.exchange import HostCopy
 
@@ -37,6 +37,18 @@ def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
     assert is_anything_queued()  # the next step is not over, and need not be
     assert (of_the_next.wait() == 2.0).all()
     assert (of_this_step.wait() == 1.0).all()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_report_is_written_only_after_it_is_copied(*, waits: bool) -> None:
+    outcomes = torch.full((3, 2), 1.0, device="cuda")
+    with races.found() as missing:
+        report = HostCopy(outcomes, torch.cuda.Stream())
+        if waits:
+            report.before_writing()
+        outcomes.fill_(2.0)
+        torch.cuda.synchronize()
+    assert (missing == {}) == waits
 
 
 @pytest.mark.parametrize("with_block", [False, True])

@@ -199,8 +199,8 @@ def test_a_drafter_shaped_unlike_its_target(tmp_path: Path, draft_window: int | 
 
 
 def test_taps_are_the_outputs_of_their_layers(tmp_path: Path) -> None:
-    """One is on the last layer: vLLM gives its output before the final norm. `test_dialects.py` and
-    `test_specs_by_hand.py` test the dialects, which a runner never sees."""
+    """One is on the last layer: vLLM gives its output before the final norm.
+    `test_specs_by_hand.py` tests the dialects, which a runner never sees."""
     pair = make_pair(tmp_path, speculators=True, dflash_config={"target_layer_ids": [1, 3]})
     prompt = {"prompt_token_ids": [i % 300 for i in range(50)]}
     seen = []

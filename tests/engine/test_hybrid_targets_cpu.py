@@ -89,6 +89,8 @@ def test_drafts_of_any_length_leave_no_state_behind(tmp_path: Path, family: str)
     assert stats["nan_drafts"] == 0
     assert stats["accepted_tokens"] > NEW_TOKENS
     assert stats["skipped_steps"] > 0
+    prompts = [*PROMPTS * 2, *next_turn(texts), *PROMPTS]
+    assert [len(text) for text in written] == [len(prompt) + NEW_TOKENS for prompt in prompts]
     with engine(**settings) as llm:
         behind = nats_behind(llm, written, NEW_TOKENS)
     assert len(behind) == 4 * len(PROMPTS) * NEW_TOKENS

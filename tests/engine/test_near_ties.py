@@ -31,6 +31,7 @@ def test_hazard_11_every_token_is_plain_vllms_best_or_nearly(
             outputs += llm.generate(PROMPTS, params, use_tqdm=False)
             (stats,) = llm.collective_rpc("dflash_stats")
         assert stats["accepted_tokens"] > 0
+    assert {len(output.outputs[0].token_ids) for output in outputs} == {TOKENS}
     written = [list(o.prompt_token_ids) + list(o.outputs[0].token_ids) for o in outputs]
     with engine(dtype="bfloat16", max_num_seqs=8) as llm:
         behind = nats_behind(llm, written, TOKENS)

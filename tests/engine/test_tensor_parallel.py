@@ -160,7 +160,7 @@ def test_ranks_sample_alike(both: Both) -> None:
 def test_all_ranks_start_from_the_same_costs(both: Both) -> None:
     first, second = both.two.costs
     assert first == second
-    assert len(first[0]) > 2
+    assert len(first[0]) >= 2
 
 
 def test_the_first_rank_counts(both: Both) -> None:

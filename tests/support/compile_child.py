@@ -135,18 +135,18 @@ CASES: dict[str, list[dict[str, Any]]] = {
 
 
 def launched_kernels() -> dict[str, Path]:
-    """Return the files of all kernels that are launched, not called by another kernel, by name."""
-    found: dict[str, Path] = {}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        source = file.read_text()
-        for each in ast.walk(ast.parse(source)):
-            if (
-                isinstance(each, ast.FunctionDef)
-                and any("triton.jit" in ast.unparse(one) for one in each.decorator_list)
-                and re.search(rf"\b{each.name}\[", source)
-            ):
-                found[each.name] = file
-    return found
+    """Return the files of all kernels that are launched, not called by another kernel, by file and
+    name."""
+    sources = {file: file.read_text() for file in sorted(PACKAGE.rglob("*.py"))}
+    everywhere = "\n".join(sources.values())
+    return {
+        f"{file.stem}.{each.name}": file
+        for file, source in sources.items()
+        for each in ast.walk(ast.parse(source))
+        if isinstance(each, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(one) for one in each.decorator_list)
+        and re.search(rf"\b{each.name}\[", everywhere)
+    }
 
 
 def memory_of(cubin: bytes) -> dict[str, int]:
@@ -176,7 +176,7 @@ def main() -> None:
     all_kernels: dict[str, Any] = {}
     for name, file in launched_kernels().items():
         place = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
-        all_kernels[f"{file.stem}.{name}"] = getattr(import_module(place), name)
+        all_kernels[name] = getattr(import_module(place), name.split(".")[1])
     del backends["cpu"]  # it compiles nothing
     assert all_kernels.keys() == CASES.keys()
     for name, kernel in all_kernels.items():

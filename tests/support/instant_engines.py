@@ -31,6 +31,7 @@ def recording_processes(
         def __init__(self, log: Path, *, environment: dict[str, str], **arguments: Any) -> None:
             self.side = log.stem.replace("-", " ")
             self.stats = {"plugins": environment["VLLM_PLUGINS"], "arguments": arguments}
+            questions.append((self.side, "start", self.stats))
 
         def __exit__(self, *error: object) -> None:
             questions.append((self.side, "leave", {}))
@@ -68,5 +69,7 @@ def recording_processes(
                         {"category": one, **seen} for one in arguments.get("categories", ())
                     ]
                     return {"tokens": sum(answers), "tokens_per_second": 28.0, **waits}
+                case _:
+                    raise KeyError(question)
 
     return InstantProcess

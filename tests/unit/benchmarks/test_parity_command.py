@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,9 +95,10 @@ def test_json_names_the_culprit(
 def test_tables_mark_the_first_difference(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    answers(monkeypatch, FAULTY)
+    answers(monkeypatch, replace(FAULTY, drafter="[red]d", target="t[/red][/x]"))
     main(PAIR)
     out = capfd.readouterr().out
+    assert "[red]d for t[/red][/x]: runner v1" in out
     (marked,) = (line for line in out.splitlines() if "first difference" in line)
     assert "embedding" in marked
     assert "worst at prompt 2, step 3" in marked

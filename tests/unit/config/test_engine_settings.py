@@ -112,6 +112,7 @@ def test_drafts_of_a_drafter_that_walks_are_not_sampled_on_v1() -> None:
 @pytest.mark.parametrize("key", IGNORED)
 @pytest.mark.parametrize("value", [[(1, 8, 3)], False])
 def test_options_without_a_meaning_here(key: str, value: Any) -> None:
+    assert "use_local_argmax_reduction" in IGNORED
     with log_lines() as lines:
         assert written({"model": "it", key: value}) == ALWAYS
     assert [line.split(":")[0] for line in lines] == [f"WARNING {key} is ignored"] * bool(value)

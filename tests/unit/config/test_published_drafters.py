@@ -74,6 +74,7 @@ def as_json(spec: Any) -> dict[str, Any]:
 def test_each_of_them_is_in_one_list() -> None:
     listed = Counter([*READ, *LEFT_TO_VLLM, *REFUSED, *DFLASH2, *QUANTISED])
     assert max(listed.values()) == 1
+    assert len(READ) == 28
     assert sorted(listed) == sorted(PUBLISHED)
     assert len({entry["checkpoint"] for entry in PUBLISHED.values()}) >= 40
 

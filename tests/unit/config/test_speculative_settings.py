@@ -127,6 +127,7 @@ def test_dashes_are_underscores() -> None:
         # Without a method, vLLM goes by the name.
         ({"model": "z-lab/Qwen3-8B-DFlash-b16"}, {}, {"model": "z-lab/Qwen3-8B-DFlash-b16"}),
         (None, {"spec_model": "a/dflash"}, {"model": "a/dflash"}),
+        ({"model": "a/dspark_dflash"}, {}, {"model": "a/dspark_dflash"}),
         ({"model": "z-lab/Qwen3-8B"}, {}, None),
         ({"model": "a/eagle-dflash"}, {}, None),
         ({"model": "a/dflash-EAGLE3"}, {}, None),

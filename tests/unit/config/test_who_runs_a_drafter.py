@@ -72,7 +72,7 @@ def why(
         use_ubatching=False,
     )
     vars(parallel).update(changes)
-    requested = {"model": "it", **(asked or {})}
+    requested = {**({"model": "it"} if config else {}), **(asked or {})}
     return why_left(requested, config, target, parallel, has_watermark=has_watermark)
 
 
@@ -81,7 +81,7 @@ def test_without_a_drafter_there_is_no_config(model: Any) -> None:
     """A missing model is reported later, with the settings as a whole."""
     for requested in ({"method": "dflash", "model": model}, {"method": "dflash"}):
         assert config_of_drafter(requested) == {}
-    assert why({}) == []
+        assert why({}, asked=requested) == []
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,15 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
 ) -> None:
     prompts = ["p" * length for length in range(1, 31)]
     one, asked, told = demonstrated(tmp_path, monkeypatch, prompts, ["a question"], None)
-    names = [side for side, _, _ in of(asked, "facts")]
+    started = {side: given for side, _, given in of(asked, "start")}
+    names = [*started]
     assert names == ["ours", "plain", "native K=3"]
+    assert [given["plugins"] for given in started.values()] == ["dflash", "", ""]
+    configs = [given["arguments"]["speculative_config"] for given in started.values()]
+    assert [config and config.get("num_speculative_tokens") for config in configs] == [
+        *(None, None),
+        3,
+    ]
     passes = [
         (side, len(each["prompts"]), each["concurrency"]) for side, _, each in of(asked, "generate")
     ]
