@@ -145,7 +145,7 @@ def launched_kernels() -> dict[str, Path]:
         for each in ast.walk(ast.parse(source))
         if isinstance(each, ast.FunctionDef)
         and any("triton.jit" in ast.unparse(one) for one in each.decorator_list)
-        and re.search(rf"\b{each.name}\[", everywhere)
+        and re.search(rf"\b{each.name}\[.*\]\(", everywhere)
     }
 
 
