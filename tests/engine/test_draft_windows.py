@@ -34,7 +34,9 @@ def test_both_ways_are_tried_measured_and_reported(
     with log_lines() as lines, engine(**settings, speculative_config=speculative) as llm:
         for _ in range(3):
             assert token_ids(llm, prompts, params) == plain
-        (stats,) = llm.collective_rpc("dflash_stats")
+            (stats,) = llm.collective_rpc("dflash_stats")
+            if any(min(one["timed_steps"]) >= 2 for one in stats["draft_windows"][:1]):
+                break
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
     assert stats["nan_drafts"] == 0
     first, *_ = stats["draft_windows"]

@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 from emulated import torch_cuda
 from reference.reference_drafter import ReferenceDrafter
 from support import DEMO
+from support.interpreter import widen_block_inputs
 from support.planner_world import steady_costs
 from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
@@ -37,6 +38,9 @@ slow_on_v2 = pytest.mark.slow if USES_V2 else pytest.mark.skipif(False, reason="
 """Mark of tests and parameters that take V2's interpreter a minute; similar ones run there."""
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """Ways to schedule this process's model runner."""
+
+if USES_V2:
+    widen_block_inputs()
 
 # Imported objects stay. vLLM searches them for garbage 15 times for each engine that starts and
 # ends, which takes ten times as long as all the rest; so they are set aside for good.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from emulated.interpreter import divide_as_gpus_do, hasten, pretend_a_device
@@ -25,6 +26,15 @@ def use_model_runner_v2() -> None:
     use_triton()
     hasten()
     divide_as_gpus_do()
+
+
+def widen_block_inputs() -> None:
+    """Let vLLM's kernel for a block's inputs handle 256 rows at a time. It pads buffers for as many
+    rows as there could be, 16 at a time, and the interpreter takes as long for 16 as for 256."""
+    from vllm.triton_utils import triton
+    from vllm.v1.worker.gpu.spec_decode.dflash import speculator
+
+    speculator.triton = SimpleNamespace(cdiv=triton.cdiv, next_power_of_2=lambda _: 256)
 
 
 @contextmanager
