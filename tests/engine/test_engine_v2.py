@@ -91,7 +91,7 @@ def test_asynchronous_scheduling_gives_the_same_tokens(
     with engine("asynchronous", speculative_config=speculative, max_num_seqs=4) as llm:
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling
-        assert type(core.scheduler).__name__ == "DFlashAsyncScheduler"
+        assert type(core.scheduler).__name__ == "V2AsyncScheduler"
         assert token_ids(llm, PROMPTS, PARAMS) == expected
         (stats,) = llm.collective_rpc("dflash_stats")
         if draft_length == "adaptive":

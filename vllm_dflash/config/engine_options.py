@@ -26,7 +26,7 @@ in blocks. So trees share the blocks' graphs, and suit kernels that take powers 
 # Import paths given to vLLM, so that naming a class imports nothing.
 CPU_WORKER_V1 = "vllm_dflash.engine.v1.v1_worker.V1CPUWorker"
 CPU_WORKER_V2 = "vllm_dflash.engine.v2.v2_cpu_worker.V2CPUWorker"
-GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.GPUWorker"
+GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.V2GPUWorker"
 SCHEDULER = "vllm_dflash.engine.choose_scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"

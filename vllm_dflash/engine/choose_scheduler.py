@@ -10,7 +10,7 @@ from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.reporting.log import logger
 from vllm_dflash.engine.scheduler_output import few_rows
-from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
+from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 
 
 def build_scheduler(**arguments: Any) -> Scheduler:
@@ -24,8 +24,8 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     if remark := few_rows(config):
         logger().log(*remark)
     if EngineOptions.of(config).runner == "v1":
-        from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
+        from vllm_dflash.engine.v1.v1_scheduler import V1Scheduler
 
-        return DFlashScheduler(**arguments)
+        return V1Scheduler(**arguments)
     is_async = config.scheduler_config.async_scheduling
-    return (DFlashAsyncScheduler if is_async else DFlashSyncScheduler)(**arguments)
+    return (V2AsyncScheduler if is_async else V2Scheduler)(**arguments)

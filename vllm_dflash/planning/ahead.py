@@ -52,14 +52,14 @@ class PlanAhead:
     """Places for each request's drafts, [R]."""
     runs_block: bool = False
     min_verified: int = 0
-    """Drafts to verify, however little they seem worth."""
+    """Drafts of all requests together to verify, however little they seem worth."""
     is_experiment: bool = False
     """Whether the step goes against the plan: it drafts although that does not seem to pay (a
     probe), or decodes plainly although drafting does."""
     rate: float = 0.0
     """Expected rate (`objective.rate_of`)."""
     promise: float = 0.0
-    """Worth of all of the blocks' drafts: how many would be accepted, if throughput counts."""
+    """Worth of all drafts of blocks; for throughput, how many would be accepted."""
     text_promise: float = 0.0
     """Worth of the drafts of requests whose text is worth more than their block."""
 

@@ -158,7 +158,7 @@ def learn(chances: Chances, rows: Ints, verified: Ints, known: Ints, right: Ints
     Args:
         chances: chances of such drafts.
         rows: rows of the requests, [R].
-        verified: drafts of each request that were verified, of any kind, [R].
+        verified: drafts of each request that were verified, [R].
         known: drafts of each request of which it is known what became of them, [R].
         right: how many of those were right, up to the first wrong one, [R].
     """

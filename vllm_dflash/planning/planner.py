@@ -3,8 +3,8 @@
 In every step it maximises expected tokens per second, of the batch or of each request
 (`objective.py`). A batch of R requests yields R tokens in any case; drafting yields more, in a
 longer step. Before drafting, `plan` weighs what drafts have yielded lately against what the step
-would cost, and may leave out some requests, or all. After drafting, `lengths` cuts each block where
-its tokens are no longer worth their time.
+would cost, and may leave out some requests, or all. After drafting, `decide_lengths` takes each
+request's block or free draft, and cuts it where its tokens are no longer worth their time.
 
 Both see the drafter's distribution and what became of earlier drafts, never a token that was
 sampled for the draft's position. So the output distribution is that of verifying any drafts (arXiv
@@ -133,7 +133,8 @@ class Planner(LearningPlanner):
     def plan(self, step: StepRecord) -> Plan:
         """Learn what became of the drafts that the step verified, then choose what to draft.
 
-        Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting` and `predicted`.
+        Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting`, `predicted`,
+        `context_lens` and `is_resting`.
         """
         rows = self._rows(step.ids)
         learn_blocks(self.block_chances, rows, step.verified, step.accepted)

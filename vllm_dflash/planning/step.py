@@ -75,11 +75,13 @@ class Outcomes(NamedTuple):
     admitted: Ints
     """Drafts that were verified, and placeholders for them, [R]."""
     matches: Ints
-    """Tokens of the match in the last look-up, [R]."""
+    """Tokens of the match in the last look-up, plus `AGREEMENT` for each leading draft that the
+    block had as well, [R]."""
     text_lengths: Ints
     """Tokens that this look-up predicted, [R]."""
     known: Ints
-    """Predicted tokens whose true token is known by now, [R]."""
+    """Predicted tokens that are compared with the true ones, [R]: those that are known by now, but
+    only the first unless the text's drafts were verified."""
     came_true: Ints
     """Those that were right, up to the first wrong one, [R]."""
     verified_in_chain: Ints
@@ -94,7 +96,7 @@ class Outcomes(NamedTuple):
 
     @staticmethod
     def of(table: Floats, num_cuts: int = 0) -> Outcomes:
-        """Read the device's table, whose columns are the fields in order, [R, COUNTS + C + K].
+        """Read the device's table: counts, then `if_cut`, then `confidence`, [R, COUNTS + C + K].
 
         Its confidence is below 0 where a draft was not finite.
         """
@@ -213,7 +215,7 @@ class StepRecord:
     """From the end of the previous step to the end of this one; 0 after a pause."""
     target_seconds: float = 0.0
     """`seconds` less draft and context, of a step that only decoded, or the mean of several that
-    were alike; 0 where it is not known or tells nothing."""
+    were alike; 0 where it is not known or tells nothing. V2's schedulers leave the block in."""
     inferred_seconds: float = 0.0
     """Estimated time of a block that was subtracted for that, where it cannot be measured (V2)."""
     count: int = 1

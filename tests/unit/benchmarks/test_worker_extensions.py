@@ -11,11 +11,11 @@ from loads.step_times import TIMED
 from parity.recorder import RECORDED, RecordedDrafting
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
-from vllm_dflash.engine.v2.v2_workers import GPUWorker
+from vllm_dflash.engine.v2.v2_workers import V2GPUWorker
 
 
 @pytest.mark.parametrize("name", [TIMED, RECORDED])
-@pytest.mark.parametrize("worker", [V1CPUWorker, V2CPUWorker, GPUWorker])
+@pytest.mark.parametrize("worker", [V1CPUWorker, V2CPUWorker, V2GPUWorker])
 def test_nothing_of_a_worker_is_replaced(name: str, worker: type) -> None:
     extension = resolve_obj_by_qualname(name)
     added = {one for one in dir(extension) if not one.startswith("__")}

@@ -27,11 +27,11 @@ from vllm_dflash.engine.v2.exchange import (
     WorkerFacts,
     directions_of,
 )
-from vllm_dflash.engine.v2.v2_scheduler import DFlashAsyncScheduler, DFlashSyncScheduler
+from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes, StepRecord
 
-KINDS = [DFlashAsyncScheduler, DFlashSyncScheduler]
+KINDS = [V2AsyncScheduler, V2Scheduler]
 
 
 @pytest.fixture(params=KINDS)
@@ -39,9 +39,9 @@ def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def bare(monkeypatch: pytest.MonkeyPatch, kind: Any = DFlashAsyncScheduler, **engine: Any) -> Any:
+def bare(monkeypatch: pytest.MonkeyPatch, kind: Any = V2AsyncScheduler, **engine: Any) -> Any:
     """Return a scheduler without vLLM's below it."""
-    take_vllm_out(monkeypatch, is_async=kind is DFlashAsyncScheduler, **engine)
+    take_vllm_out(monkeypatch, is_async=kind is V2AsyncScheduler, **engine)
     return kind()
 
 
@@ -188,7 +188,7 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
     monkeypatch.setattr(EngineOptions.of(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
     Scheduler.vllm_config.scheduler_config.max_num_seqs = 1024
-    assert DFlashAsyncScheduler().max_num_active_reqs == active
+    assert V2AsyncScheduler().max_num_active_reqs == active
 
 
 def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
     monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: of_drafter)
     monkeypatch.setattr(Scheduler, "max_model_len", of_target)
     contexts = {"a": 50, "b": 100, "c": 104, "d": 107, "e": 200}
-    scheduler: Any = DFlashAsyncScheduler()
+    scheduler: Any = V2AsyncScheduler()
     scheduler.requests = {name: request(context) for name, context in contexts.items()}
     asked = plans(monkeypatch, *[0] * 5)
     places_behind(scheduler, *contexts)
@@ -252,7 +252,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
 
 def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """If scheduling waits for them. The worker's batch has an order of its own."""
-    scheduler = bare(monkeypatch, DFlashSyncScheduler)
+    scheduler = bare(monkeypatch, V2Scheduler)
     scheduler.requests = {name: request() for name in "cab"}
 
     def take(scheduler: Any, drafts: DraftTokenIds) -> None:
@@ -535,11 +535,11 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         scheduled, output = step(dict.fromkeys(names, 7), dict.fromkeys(names, 3))
         scheduler._update_after_schedule(scheduled)
         directions = directions_of(scheduled)
-        found.append((directions.is_anew, directions.runs_block))
+        found.append((directions.has_new_plan, directions.runs_block))
         assert scheduled.num_spec_tokens_to_schedule == 7 * directions.runs_block
         scheduler.update_from_output(scheduled, output)
         scheduler._cadence._planning, scheduler._cadence._step = 1e-3, 1e-2
-    assert [is_anew for is_anew, _ in found] == [n % 10 == 0 for n in range(21)]
+    assert [has_new_plan for has_new_plan, _ in found] == [n % 10 == 0 for n in range(21)]
     assert len({runs_block for _, runs_block in found[:10]}) == 1
     assert len(planned) == len(observed) == 3
     assert scheduler.statistics.draft_tokens == 21 * 9 * 7
@@ -559,5 +559,5 @@ def test_between_two_plans_requests_at_their_ends_are_no_measure(
         scheduled = schedule(scheduler, *requests)
         length = scheduled.num_spec_tokens_to_schedule
         places = scheduler._places or dict.fromkeys(requests, length)
-        found.append((directions_of(scheduled).is_anew, [*places.values()]))
+        found.append((directions_of(scheduled).has_new_plan, [*places.values()]))
     assert found == [(True, [0, 0]), (True, [3, 0]), (False, [3, 7]), (False, [7, 1])]

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
 )
 
 from vllm_dflash.engine.v2.budget_split import FEW, split
-from vllm_dflash.engine.v2.trimming import TELLS_HOST, DraftBudget
+from vllm_dflash.engine.v2.trimming import HAS_ADMITTED_COUNTS, DraftBudget
 
 pytestmark = pytest.mark.v2
 BONUS = 1
@@ -107,7 +107,9 @@ def test_drafts_that_are_worth_next_to_nothing_are_admitted(fair: bool) -> None:
     assert ends.logits.tolist() == [*range(0, 8 * count + 1, 8)]
 
 
-@pytest.mark.skipif(not TELLS_HOST, reason="only vLLM 0.33 shares batches whose drafts are trimmed")
+@pytest.mark.skipif(
+    not HAS_ADMITTED_COUNTS, reason="only vLLM 0.33 shares batches whose drafts are trimmed"
+)
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize("share", [0, 3, 6])
 def test_samplers_that_share_a_batch_are_told_what_was_admitted(copies: bool, share: int) -> None:

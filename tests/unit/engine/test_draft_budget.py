@@ -12,7 +12,7 @@ import torch
 from support.planner_world import straight_costs
 from vllm_dflash.engine.v2 import trimming as module
 from vllm_dflash.engine.v2.exchange import Directions, HostCopy
-from vllm_dflash.engine.v2.trimming import ARRIVED, DraftBudget, Sent
+from vllm_dflash.engine.v2.trimming import STEPS_TO_ARRIVE, DraftBudget, Sent
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.budget import MOST_SAMPLED, Load, RecentWorths
 from vllm_dflash.planning.step import Learned
@@ -166,7 +166,7 @@ def test_between_two_plans_a_budget_is_the_same_share_of_the_drafts() -> None:
     for chance in (0.0, 1.0):  # seen by the plan; the steps after it do not look
         planned = [decode(budget, Directions(runs_block=True), chance) for _ in range(60)]
         sent = len(budget._sent)
-        repeat = Directions(runs_block=True, is_anew=False)
+        repeat = Directions(runs_block=True, has_new_plan=False)
         repeated = [decode(budget, repeat, 1.0 - chance) for _ in range(8)]
         assert planned[-1] == K * chance
         assert repeated == [planned[-1]] * 8
@@ -273,4 +273,4 @@ def test_chances_that_nobody_asks_for_do_not_pile_up() -> None:
     for _ in range(50):
         budget.begin_step(Directions(runs_block=False))
         budget.record_confidences(torch.zeros(1, K), batch)
-    assert len(budget._sent) <= ARRIVED + 1
+    assert len(budget._sent) <= STEPS_TO_ARRIVE + 1

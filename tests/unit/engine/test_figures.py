@@ -30,7 +30,7 @@ from vllm_dflash.engine.reporting.figures import (
 )
 from vllm_dflash.engine.reporting.prometheus import FigureLogger
 from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Figures, Increases
-from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler
+from vllm_dflash.engine.v1.v1_scheduler import V1Scheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
 
@@ -103,7 +103,7 @@ def counting(kind: type[CountingScheduler], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = counting(DFlashScheduler, monkeypatch)
+    scheduler = counting(V1Scheduler, monkeypatch)
     outputs = EngineCoreOutputs(scheduler_stats=SchedulerStats())
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: outputs})
     output, scheduled = ModelRunnerOutput([], {}), SimpleNamespace(total_num_scheduled_tokens=3)

@@ -16,7 +16,7 @@ from vllm_dflash.config.engine_options import (
 )
 from vllm_dflash.engine.scheduler_output import room_for_blocks
 from vllm_dflash.engine.v1 import v1_scheduler
-from vllm_dflash.engine.v1.v1_scheduler import DFlashScheduler, sends_drafts_with_output
+from vllm_dflash.engine.v1.v1_scheduler import V1Scheduler, sends_drafts_with_output
 
 WHOLE: Any = SimpleNamespace(
     cache_config=SimpleNamespace(),
@@ -51,7 +51,7 @@ def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
     monkeypatch.setattr(
         Scheduler, "schedule", lambda self: SimpleNamespace(room=self.num_spec_tokens)
     )
-    scheduler = DFlashScheduler(vllm_config=WHOLE)
+    scheduler = V1Scheduler(vllm_config=WHOLE)
     for _ in range(2):
         step: Any = scheduler.schedule()
         assert (step.room, step.num_spec_tokens_to_schedule) == (7, 32)
@@ -93,6 +93,6 @@ def test_workers_are_called_for_drafts_that_do_not_come_along(
     monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda _: "called for")
     monkeypatch.setattr(v1_scheduler, "sends_drafts_with_output", lambda config: config[0])
     for _ in range(2):  # a second engine in the process changes nothing
-        DFlashScheduler(vllm_config=WHOLE)
+        V1Scheduler(vllm_config=WHOLE)
     executor: Any = SimpleNamespace(vllm_config=[comes_along])
     assert MultiprocExecutor.take_draft_token_ids(executor) == taken

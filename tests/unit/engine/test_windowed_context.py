@@ -97,7 +97,7 @@ def test_steps_with_prompts_say_nothing_about_windows() -> None:
 def test_steps_without_a_plan_keep_the_window_and_count() -> None:
     windows = WindowsAhead(8192, AheadPlanner(7, 3))
     lens = np.full(3, LEAST_CONTEXT)
-    anew, again = Directions(True), Directions(True, is_anew=False)
+    anew, again = Directions(True), Directions(True, has_new_plan=False)
     found = []
     for turn in range(20):
         one = windows.direct(again if turn % 4 else anew, lambda: lens)

@@ -26,7 +26,7 @@ from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
-from vllm_dflash.engine.v2.v2_workers import GPUWorker
+from vllm_dflash.engine.v2.v2_workers import V2GPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.step import StepRecord
 
@@ -34,7 +34,7 @@ from vllm_dflash.planning.step import StepRecord
 def test_a_step_whose_first_half_failed_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM still asks for tokens, gets None, and then reports the failure."""
     monkeypatch.setattr(Worker, "sample_tokens", lambda self, grammar_output: None)
-    worker: Any = object.__new__(GPUWorker)
+    worker: Any = object.__new__(V2GPUWorker)
     worker._to_send = "sent with the first output"
     assert worker.sample_tokens(None) is None
     assert worker._to_send
@@ -112,7 +112,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, is_planned: bool
 ) -> None:
     """vLLM's warm-up goes through the worker like a user's steps; a profile runs both models."""
-    worker: Any = object.__new__(GPUWorker)
+    worker: Any = object.__new__(V2GPUWorker)
     worker.rank, worker.drafter = 0, Drafter()
     worker.model_config = SimpleNamespace(model="T")
     worker.vllm_config = None
@@ -141,7 +141,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     monitored: list[Any] = []
     monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
     monkeypatch.setattr(Worker, "_maybe_activate_jit_monitor", lambda self: monitored.append(self))
-    monkeypatch.setattr(GPUWorker, "_plan_lengths", plan)
+    monkeypatch.setattr(V2GPUWorker, "_plan_lengths", plan)
     assert worker.compile_or_warm_up_model() == "seconds"
     assert monitored == [worker]
     assert worker.drafter.sealed_with == [0]
@@ -156,7 +156,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
 @pytest.mark.parametrize("is_draft", [False, True])
 def test_new_weights_for_a_drafter_are_refused_before_anything_changes(is_draft: bool) -> None:
     """New weights of a target are not refused."""
-    worker: Any = object.__new__(GPUWorker)
+    worker: Any = object.__new__(V2GPUWorker)
     called: list[str] = []
     worker.vllm_config = VllmConfig()
     worker._weight_update_active = False
@@ -178,7 +178,7 @@ def test_new_weights_for_a_drafter_are_refused_before_anything_changes(is_draft:
     assert (called, worker._weight_update_active) == (["reset"], False)
 
 
-@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, GPUWorker])
+@pytest.mark.parametrize("kind", [V1CPUWorker, V2CPUWorker, V2GPUWorker])
 def test_a_runner_that_built_another_drafter_is_refused(kind: type) -> None:
     worker: Any = object.__new__(kind)
     worker.model_runner = SimpleNamespace(drafter=SimpleNamespace(), speculator=SimpleNamespace())
@@ -188,7 +188,7 @@ def test_a_runner_that_built_another_drafter_is_refused(kind: type) -> None:
 
 def test_what_a_worker_found_out_is_sent_once() -> None:
     """Sent again, it would undo what the scheduler has learned since."""
-    worker: Any = object.__new__(GPUWorker)
+    worker: Any = object.__new__(V2GPUWorker)
     worker.drafter = SimpleNamespace(wrap_output=lambda output: output)
     worker._to_send = ((FACTS, WorkerFacts(profiled_costs(), [0, 7])),)
     outputs = [SimpleNamespace(model_runner_output=SimpleNamespace()) for _ in range(2)]

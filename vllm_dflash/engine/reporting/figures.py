@@ -42,7 +42,7 @@ FIGURES_SENT: Message[Figures] = Message("dflash_figures")
 
 
 class CountingScheduler(Scheduler):
-    """vLLM's scheduler; also counts and sends the figures for `/metrics`, on both runners."""
+    """vLLM's scheduler; sends the figures for `/metrics`. On V2 it counts them as well."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -35,7 +35,7 @@ class DraftStatistics:
     """Counters since the engine started. A verification is one request in one step with drafts."""
 
     max_draft: int
-    """K."""
+    """Longest draft: K, or nodes of a tree."""
     steps: int = _counter("Steps of the engine with any tokens.")
     drafted_steps: int = _shown("Steps in which the drafter ran.")
     skipped_steps: int = _shown(

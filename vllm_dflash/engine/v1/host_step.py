@@ -10,7 +10,7 @@ After the target, in order (`HostStep.run`):
     choose     block or free drafts, and how many of them to verify      (planning/planner.py)
     hand over  drafts to the scheduler, as lists of tokens               (message.py)
 
-A plan without blocks also applies to the next few steps, which only look up free drafts.
+A plan without blocks also applies to the next few steps; free drafts are still considered there.
 `proposer.py` gets a step's inputs, arrays and tensors, from vLLM.
 """
 

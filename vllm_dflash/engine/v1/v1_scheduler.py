@@ -47,7 +47,7 @@ def skip_draft_call() -> None:
     MultiprocExecutor.take_draft_token_ids = take_draft_token_ids
 
 
-class DFlashScheduler(SessionScheduler, CountingScheduler):
+class V1Scheduler(SessionScheduler, CountingScheduler):
     """V1's scheduler: takes the drafts that come with a step's output."""
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:

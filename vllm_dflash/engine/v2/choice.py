@@ -1,4 +1,4 @@
-"""Chooses on the device what drafts a request, and how likely each draft is to be accepted.
+"""Takes each request's drafts from its block or its text, and estimates each draft's chance.
 
 Drafts are the drafter's likeliest tokens, or the tokens that followed the same words before: none
 is drawn at random. A draft's chance depends only on what was known before its own position was

@@ -1,7 +1,7 @@
 """A step on V2, decided on the device.
 
-After the target, in order (`speculator.propose`); each line is a kernel or a captured graph, and
-the host waits for none of them:
+After the target, in order (`speculator.propose`); the host waits for none of them. (With trees,
+`DraftTrees.settle` moves what was accepted before all else.)
 
     forget    clear the slots of new requests                                (draft_slots.py)
     grade     see which of each slot's drafts were accepted                  (grading.py)

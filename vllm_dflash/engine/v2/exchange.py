@@ -1,7 +1,7 @@
 """Messages between V2's scheduler and its workers: with a step, with its output, and once.
 
-Nothing waits for the outcomes of drafts: they are counted and sent when vLLM has the step's tokens
-on the host.
+No step waits for the outcomes of drafts: they are counted and sent when vLLM has waited for the
+step's tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Directions:
     """Minimum of this step's drafts that the next step verifies, whatever they seem worth."""
     could_draft: bool = True
     """Whether any request could have used drafts."""
-    is_anew: bool = True
+    has_new_plan: bool = True
     """Whether the step has a new plan, so that its budget is computed anew as well."""
     learned: Learned | None = None
     """Costs and rates for budgets and chances from now on; None: no change."""

@@ -51,8 +51,9 @@ UNCONFIRMED = "FLASH_ATTN"
 """Backend with which trimming is off unless the user turns it on: on an H200, 5 of 15 engines that
 trimmed crashed. Both causes are fixed (docs/benchmarks.md), but no GPU has confirmed that yet."""
 
-TELLS_HOST = hasattr(adaptive_verification, "AdmittedDraftCounts")
-"""Whether ranks may share the sampling of a batch with trimmed drafts (vLLM 0.33 and later)."""
+HAS_ADMITTED_COUNTS = hasattr(adaptive_verification, "AdmittedDraftCounts")
+"""Whether this vLLM wants the numbers of admitted drafts on the host, so that ranks may share the
+sampling of a batch (0.33)."""
 
 
 def why_untrimmed(config: VllmConfig, target_names: Collection[str]) -> str | None:
@@ -92,7 +93,7 @@ def obstacle(config: VllmConfig, target: Layers, drafter: Layers, max_query_len:
     for owner, setting in (
         (config.aux_output_config, "enable_return_routed_experts"),
         (config.model_config, "return_sampling_mask"),
-        (None if TELLS_HOST else config.parallel_config, "enable_batch_sharded_sampling"),
+        (None if HAS_ADMITTED_COUNTS else config.parallel_config, "enable_batch_sharded_sampling"),
     ):
         if getattr(owner, setting, False):
             return f"{setting} is on"
@@ -138,7 +139,7 @@ def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
     return sorted(lengths | {0, max_draft})
 
 
-ARRIVED = 3
+STEPS_TO_ARRIVE = 3
 """Steps after which a copy to the host has arrived."""
 
 
@@ -214,7 +215,7 @@ class DraftBudget(AdaptiveVerificationManager):
         self._had_block = self.directions.runs_block
         self._min_verified, self.directions = self.directions.min_verified, directions
         self._steps += 1
-        while len(self._sent) > 1 and self._sent[1].step <= self._steps - ARRIVED:
+        while len(self._sent) > 1 and self._sent[1].step <= self._steps - STEPS_TO_ARRIVE:
             self._sent.popleft()
         if self.costs is not None and directions.learned is not None:
             self.costs.records[:] = directions.learned.costs
@@ -236,7 +237,7 @@ class DraftBudget(AdaptiveVerificationManager):
         self._before_writing()
         rows = confidence_probs[: input_batch.num_reqs]
         self._confidence_probs[input_batch.idx_mapping] = rows
-        if self.directions.is_anew or not self._sent:
+        if self.directions.has_new_plan or not self._sent:
             chances = HostCopy(self._confidence_probs, self._copy_stream)
             self._sent.append(Sent(self._steps, self.directions.runs_block, chances))
 
@@ -259,7 +260,7 @@ class DraftBudget(AdaptiveVerificationManager):
         if self.costs is not None:
             context, prompts = states.num_computed_tokens_np[slots], states.prefill_len.np[slots]
             self._began[slots[context <= prompts]] = self._steps
-            if self.directions.is_anew:
+            if self.directions.has_new_plan:
                 decodes = context + others >= prompts
                 budget = self._best(slots, drafts, others, most, context, decodes)
                 self._share = budget / most if most > 0 else self._share
@@ -279,7 +280,7 @@ class DraftBudget(AdaptiveVerificationManager):
         numbers of drafts and other rows, its tokens of context, and whether it decodes."""
         assert self.costs is not None
         count = len(slots)
-        if self._sent and self._taken < self._sent[0].step <= self._steps - ARRIVED:
+        if self._sent and self._taken < self._sent[0].step <= self._steps - STEPS_TO_ARRIVE:
             step, had_block, sent = self._sent[0]
             self._taken = step
             # Chances of a step without a block say nothing about a block's drafts.
@@ -308,7 +309,7 @@ class DraftBudget(AdaptiveVerificationManager):
         self._split(idx_mapping, async_tensor_h2d(rows, idx_mapping.device), budget)
         ends = self._cu_num_logits[: len(req_ids) + 1]
         found = ends, self.query_start_loc, budget
-        if not TELLS_HOST:
+        if not HAS_ADMITTED_COUNTS:
             return found
         admitted = None
         # The host knows the counts if all are admitted or none.

@@ -52,7 +52,7 @@ FIRST_NEWS, MOST_NEWS = 4, 32
 """Steps between two `learned` messages to workers: at first, and at most. The number doubles."""
 
 
-class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
+class V2Scheduler(SessionScheduler, CountingScheduler):
     """Synchronous scheduler for V2: schedules a step once the last one's tokens are known."""
 
     vllm_config: VllmConfig
@@ -193,7 +193,7 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         if could_draft and min(lengths) < length:
             self._places = dict(zip(scheduler_output.num_scheduled_tokens, lengths, strict=True))
         runs_block = could_draft and self._repeats_block
-        return Directions(runs_block, 0, could_draft, is_anew=False, **self._news())
+        return Directions(runs_block, 0, could_draft, has_new_plan=False, **self._news())
 
     def _best_places(self, ahead: PlanAhead, of_trees: Ints, context: Ints) -> Ints:
         """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
@@ -358,5 +358,5 @@ class DFlashSyncScheduler(SessionScheduler, CountingScheduler):
         )
 
 
-class DFlashAsyncScheduler(DFlashSyncScheduler, AsyncScheduler):
+class V2AsyncScheduler(V2Scheduler, AsyncScheduler):
     """Asynchronous scheduler for V2: schedules a step while the last one runs."""

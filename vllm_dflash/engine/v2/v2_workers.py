@@ -84,7 +84,7 @@ class V2Worker(DraftingWorker):
         return self.drafter.wrap_output(output)
 
 
-class GPUWorker(V2Worker):
+class V2GPUWorker(V2Worker):
     """V2 worker for CUDA."""
 
     def init_device(self) -> None:

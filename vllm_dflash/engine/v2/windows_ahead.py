@@ -33,7 +33,7 @@ class WindowsAhead:
         if not directions.runs_block:
             return directions
         self._steps += 1
-        if directions.is_anew:
+        if directions.has_new_plan:
             chosen = self.chooser.choose(context_lens(), self._steps)
             self._planner.use_window(chosen)
             self._window, self._steps = chosen.window, 0
