@@ -84,8 +84,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         chooser = None if self._windows is None else self._windows.chooser
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
         self._clock, self._cadence = StepClock(), Cadence()
-        self._learns_next = True
-        """Whether the planner learns from the next output."""
+        self._plans_and_learns = True
+        """Whether the step is planned, and the planner learns from the next output."""
         self._repeats_block = False
         """Whether the last plan that was no experiment runs a block."""
         self._planned_for: dict[str, int] = {}
@@ -130,12 +130,12 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
 
     def _plan(self, scheduler_output: SchedulerOutput, names: list[str]) -> Directions:
         if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
-            self._learns_next = self._cadence.is_due(len(names))
+            self._plans_and_learns = self._cadence.is_due(len(names))
             scheduler_output.num_spec_tokens_to_schedule = 0
             return Directions(runs_block=False, could_draft=False, **self._news())
-        self._learns_next = self._cadence.is_due(len(names)) or not self._planned_for
-        self._learns_next |= self._trees.num_nodes > 0
-        if not self._learns_next:
+        self._plans_and_learns = self._cadence.is_due(len(names)) or not self._planned_for
+        self._plans_and_learns |= self._trees.num_nodes > 0
+        if not self._plans_and_learns:
             return self._repeat(scheduler_output)
         context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
@@ -305,7 +305,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         draft_rows, window = self._last_block
         rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
         self._last_block = rows, directions_of(scheduler_output).window
-        if not self._learns_next:
+        if not self._plans_and_learns:
             seconds = self._clock.pass_over(names)
             self.statistics.step_seconds += seconds
             self._observe_window(scheduler_output, output, produced, verified, seconds)
