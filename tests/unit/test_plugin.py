@@ -131,6 +131,24 @@ def test_plain_serving_and_other_methods_are_untouched(pair: Pair) -> None:
     assert gpu_model_runner.DFlashProposer is native
 
 
+class Hashable:
+    """What vLLM allows as `additional_config`, beside a dict."""
+
+    def compute_hash(self) -> str:
+        return "mine"
+
+
+def test_an_additional_config_that_is_no_dict(pair: Pair) -> None:
+    """Plain engines keep it, and with DFlash vLLM's own runs: ours has no place for its options."""
+    mine = Hashable()
+    assert pair.start(speculative_config=None, additional_config=mine).additional_config is mine
+    with log_lines() as lines:
+        config = pair.start(additional_config=mine)
+    assert config.additional_config is mine
+    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert any("additional_config is no dict" in line for line in lines)
+
+
 def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
     """It is what the first was, and a plain one is plain."""
     asked = {"method": "dflash", "model": str(pair.drafter), "draft_length": "fixed"}

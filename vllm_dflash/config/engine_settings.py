@@ -28,10 +28,11 @@ MANY_REQUESTS = 1 << 16
 
 def remove_our_settings(engine_args: EngineArgs) -> None:
     """Remove what we wrote into these arguments, if another config was made from them before."""
-    others = dict(getattr(engine_args, "additional_config", None) or {})
-    written = others.pop(ADDITIONAL_CONFIG_KEY, None)
-    if written is None:
+    given = getattr(engine_args, "additional_config", None)
+    if not isinstance(given, dict) or ADDITIONAL_CONFIG_KEY not in given:
         return
+    others = dict(given)
+    written = others.pop(ADDITIONAL_CONFIG_KEY)
     engine_args.additional_config = others
     if from_json(written).runner == "v1" and engine_args.disable_hybrid_kv_cache_manager:
         engine_args.disable_hybrid_kv_cache_manager = None  # on V1 it is set again
