@@ -203,11 +203,8 @@ def _wrap_front_end() -> None:
                 *args,
                 **kwargs,
                 has_watermark=getattr(self, "watermark_config", None) is not None,
+                carries_options=isinstance(getattr(self, "additional_config", {}), dict),
             )
-            if not isinstance(getattr(self, "additional_config", {}), dict):
-                reasons.append(
-                    "additional_config is no dict, so ours cannot be added (pass a dict)"
-                )
             if reasons and requested.get("require") not in (None, False):
                 raise ValueError(
                     f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'

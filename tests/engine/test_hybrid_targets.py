@@ -44,7 +44,7 @@ class Hybrid:
 
     folder: Path
     texts: list[list[int]]
-    """With their prompts."""
+    """Prompts, each with what the target writes after it."""
     plain_hits: int = 0
 
     @property

@@ -104,11 +104,13 @@ def why_left(
     target_parallel_config: ParallelConfig,
     *,
     has_watermark: bool = False,
+    carries_options: bool = True,
 ) -> list[str]:
     """Every reason why vLLM's own DFlash runs this engine, with what would change it; empty if our
     code runs it.
 
-    `requested`: the user's speculative config; `config`: the drafter's `config.json`.
+    `requested`: the user's speculative config; `config`: the drafter's `config.json`;
+    `carries_options`: whether our options can be added to vLLM's `additional_config`.
     """
     if not config:  # `SpeculativeSettings` refuses a missing drafter
         return []
@@ -122,6 +124,8 @@ def why_left(
             "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
             " (leave --watermark-config out)"
         )
+    if not carries_options:
+        reasons.append("additional_config is no dict, so ours cannot be added (pass a dict)")
     return reasons
 
 

@@ -44,12 +44,11 @@ def least_seconds(run: Callable[[], object], before: Callable[[], object]) -> fl
 def measure_curve(
     run: Callable[[int], object],
     rows: Iterable[int],
-    budget: float | None = None,
+    share: float = 1.0,
     before: Callable[[], object] = lambda: None,
 ) -> Curve:
-    """Time `run(count)` for each of `rows`, ascending; stops after `budget` seconds (None:
-    `SECONDS_PER_CURVE`), but not before two row counts."""
-    budget = SECONDS_PER_CURVE if budget is None else budget
+    """Time `run(count)` for each of `rows`, ascending; stops after a `share` of
+    `SECONDS_PER_CURVE`, but not before two row counts."""
     counts: list[int] = []
     seconds: list[float] = []
     spent = 0.0
@@ -59,7 +58,7 @@ def measure_curve(
         seconds.append(least_seconds(functools.partial(run, count), before))
         counts.append(count)
         spent += from_rank_0(time.perf_counter() - began)
-        if spent > budget and len(counts) >= 2:
+        if spent > share * SECONDS_PER_CURVE and len(counts) >= 2:
             break
     return Curve.of(np.array(counts), np.array(seconds))
 

@@ -92,8 +92,8 @@ def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -
 
 @given(st.lists(st.tuples(st.integers(-1, 5), st.booleans()), min_size=1, max_size=6))
 def test_bonus_token_is_the_last_valid_one(batch: list[tuple[int, bool]]) -> None:
-    """With so many drafts accepted; -1: not even the first token is one. In most steps of a busy
-    engine, nobody has drafts."""
+    """Batch: accepted drafts of each request (-1: not even the first token is one), and whether its
+    tokens are discarded. In most steps of a busy engine, no request has drafts."""
     vocab_size, width = 50, max(1 + accepted for accepted, _ in batch) or 1
     sampled = np.full((len(batch), width), -1)
     for row, (accepted, _) in enumerate(batch):

@@ -34,7 +34,7 @@ def test_a_profile_stops_when_its_time_is_up(fake: FakeTime) -> None:
         runs.append(count)
         fake.now += 0.01 * count
 
-    curve = measure_curve(run, (1, 2, 4, 8, 16), budget=0.15)
+    curve = measure_curve(run, (1, 2, 4, 8, 16), share=0.15)
     assert sorted(set(runs)) == [1, 2, 4]  # 3 * (0.01 + 0.02 + 0.04) > 0.15
     assert float(curve.at(3)) == pytest.approx(0.03)
     assert float(curve.at(16)) == pytest.approx(0.16)  # continues with the last slope
@@ -60,7 +60,7 @@ def test_the_best_of_three_counts_and_building_kernels_does_not(
         fake.now += next(lasts)
 
     monkeypatch.setattr(profile, "from_rank_0", lambda seconds: 10 * seconds)
-    curve = measure_curve(run, (1, 2), budget=100.0)
+    curve = measure_curve(run, (1, 2), share=100.0)
     assert curve.counts.tolist() == [1, 2]
     assert curve.seconds == pytest.approx([1.0, 4.0])
 

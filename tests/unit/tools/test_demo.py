@@ -197,10 +197,8 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     assert names == ["ours", "plain", "native K=3"]
     assert [given["plugins"] for given in started.values()] == ["dflash", "", ""]
     configs = [given["arguments"]["speculative_config"] for given in started.values()]
-    assert [config and config.get("num_speculative_tokens") for config in configs] == [
-        *(None, None),
-        3,
-    ]
+    drafted = [config and config.get("num_speculative_tokens") for config in configs]
+    assert drafted == [None, None, 3]
     passes = [
         (side, len(each["prompts"]), each["concurrency"]) for side, _, each in of(asked, "generate")
     ]

@@ -9,7 +9,6 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_dflash.engine.block_layout import block_inputs
 from vllm_dflash.engine.profile import (
     CONTEXT_TOKENS,
-    SECONDS_PER_CURVE,
     measure_attention,
     measure_curve,
     profiled_rows,
@@ -78,7 +77,7 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     return StepCosts.of(
         measure_curve(lambda rows: verify(rows, near), profiled_rows(max_requests, reach)),
         measure_curve(lambda rows: draft(rows, near), blocks, before=target),
-        measure_curve(store, contexts, SECONDS_PER_CURVE / 2, before=target),
+        measure_curve(store, contexts, share=0.5, before=target),
         max_requests,
         measure_attention(
             lambda rows, context: verify(rows, context, of_one=rows > 1), draft, block_rows, longest

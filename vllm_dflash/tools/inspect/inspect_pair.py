@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def inspect_pair(
         found.faults += [Fault("parallel", message) for message in undivided]
         found.not_checked.append("memory: the target cannot be split over this many ranks")
     else:
-        tensors = by_our_names(headers.tensors) if headers else {}
+        tensors = headers.tensors if headers else {}
         cache_dtype = draft_kv_cache_dtype or engine.get("kv_cache_dtype", "auto")
         inspect_memory(found, tensors, model, tensor_parallel_size, cache_dtype)
     if not found.faults:
@@ -119,8 +120,10 @@ def _read_spec(
 
 
 def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Headers | None:
+    """Return the drafter's tensors by our names; None if they cannot be checked."""
     try:
-        return read_headers_of(drafter, revision)
+        headers = read_headers_of(drafter, revision)
+        return replace(headers, tensors=by_our_names(headers.tensors))
     except HeadersNotCheckedError as error:
         if Path(drafter).is_dir():
             raise ValueError(f"drafter {drafter!r}: {error}.") from error
@@ -131,7 +134,7 @@ def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Head
 
 
 def _tensor_facts(found: Inspection, spec: DrafterSpec, headers: Headers) -> TensorFacts:
-    stored = by_our_names(headers.tensors)
+    stored = headers.tensors
     found.faults += [Fault("tensors", message) for message in tensor_faults(spec, stored)]
     quantised = set().union(*quantised_parts(spec, stored).values())
     plain = {tensor.dtype for name, tensor in stored.items() if name not in {*MAPS, *quantised}}
