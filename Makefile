@@ -50,7 +50,8 @@ test-unit:
 # Unit tests that take most of the time: layers beside the reference, all CUDA settings, many processes.
 LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_faults.py \
     config/test_nothing_is_refused.py config/test_target_class.py engine/test_kernels_compile.py \
-    engine/test_proposer.py engine/test_warm.py planning/test_pipeline.py test_compatibility.py \
+    engine/test_proposer.py engine/test_warm.py planning/test_host_limit.py \
+    planning/test_pipeline.py test_compatibility.py \
     test_security.py tools/test_engine_process.py)
 test-long:
 	$(ONE_THREAD) scripts/run.sh pytest $(LONG) $(PYTEST_ARGS)
@@ -62,7 +63,8 @@ test-v2:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit tests/engine --runner v2 $(PYTEST_ARGS)
 
 # Not all of tests/engine: code for CPUs alone may not be imported if the platform is CUDA.
-EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py --emulated
+EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py \
+    tests/engine/test_no_waiting.py --emulated
 test-emulated:
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) $(PYTEST_ARGS)
 

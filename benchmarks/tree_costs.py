@@ -34,7 +34,6 @@ class Target:
     head_size: int = 128
     intermediate: int = 12288
     vocab: int = 151_936
-    taps: int = 5
 
     @property
     def weights(self) -> int:
@@ -82,13 +81,12 @@ class Step:
         """Bytes that trees move in this step and chains do not."""
         target, rows = self.target, self.rows
         of_rows = target.layers * rows * target.heads
-        features = target.taps * target.hidden * BYTES
+        features = target.hidden * BYTES  # of all taps, fused
         return {
             # Queries and their partial results are read, with sums, and written once more.
             "nodes": of_rows * (3 * target.head_size * BYTES + FLOAT)
             + self.requests * self.drafts * target.kv_bytes,
             "sums": of_rows * FLOAT,
-            "draws": rows * target.vocab * FLOAT,
             "candidates": 7 * self.requests * 15 * TILE * BYTES,
             "moved": 2 * self.requests * accepted * (target.kv_bytes + features),
         }
@@ -111,7 +109,7 @@ class Step:
             "plans of FlashAttention": self.target.layers,
             "lengths": 3,
             "build": 2,
-            "places, draws, walk": 4,
+            "places, walk": 3,
             "moves": 2,
         }
 

@@ -75,26 +75,29 @@ Read from vLLM's runners, and copied for its scheduler, for free drafts:
     `num_speculative_tokens` is the drafter's, so that vLLM reserves room for each request's block
     and not for its longest free draft. Replaced by: separate limits for drafts and for the block.
 
-Draft lengths on V2 (`engine/v2/trimming.py`):
+The step on V2 (`engine/v2/speculator.py`):
 
-16. `enable_adaptive_verification` is turned on in a worker once its models are loaded, if all
-    attention backends allow it. Earlier, the backends are not known, and vLLM would stop with an
-    error if one did not. The runner's `adaptive_verification` is then a subclass of vLLM's, with
-    another budget, other chances (`draft_token_confidence_probs`), a kernel that splits the budget,
-    and no wait for the last step's chances. Without it, each request gets its own number of
-    placeholders (`request.spec_token_ids`). The drafter's graphs are captured with a copy of the
-    config that has no table of lengths (hook 8), and with larger sizes. Replaced by: the same
-    decisions in vLLM, and separate capture sizes for the drafter.
+16. A forward hook on the target's module (`loaded_speculator.py`): its forward ends with fusing the
+    taps, so that its graphs do it, and not launches in each step. Replaced by: vLLM 0.33 fuses them
+    in the drafter's graph, which costs a copy of the taps.
+21. The runner's `sampler` and `rejection_sampler` are subclasses of vLLM's (`drawing.py`). They
+    draw what plain decoding would draw, and accept drafts that are drawn: two launches for six, and
+    texts that do not depend on drafts. Replaced by: a `rejection_sample_method` of vLLM's that does
+    so.
+
+Each request gets its own number of placeholders for drafts (`request.spec_token_ids`). The
+drafter's graphs are captured with a copy of the config that has no table of lengths (hook 8), and
+with larger sizes, and there are as many for steps without a block. Replaced by: the same decisions
+in vLLM, and separate capture sizes for the drafter.
 
 Draft trees on V2, only if requested (`engine/v2/trees/draft_trees.py`):
 
 17. In a runner, before graphs are captured: `prepare_attn` gives nodes the positions of their
-    depths after vLLM has given them consecutive slots; `rejection_sampler` is a subclass of vLLM's,
-    which walks trees along what vLLM's `gumbel_sample` draws; and `forward` of the target's
-    attention layers applies the trees' masks (`engine/v2/trees/tree_attention.py`). The speculator
-    is built with a copy of the config in which `num_speculative_tokens` is the drafter's, because
-    a request's drafts have as many places as a tree has nodes. Replaced by: tree attention and tree
-    verification in Model Runner V2.
+    depths after vLLM has given them consecutive slots; `rejection_sampler` also walks trees along
+    what is drawn; and `forward` of the target's attention layers applies the trees' masks
+    (`engine/v2/trees/tree_attention.py`). The speculator is built with a copy of the config in
+    which `num_speculative_tokens` is the drafter's, because a request's drafts have as many places
+    as a tree has nodes. Replaced by: tree attention and tree verification in Model Runner V2.
 
 Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
 
@@ -106,15 +109,15 @@ Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometh
 
 vLLM bugs fixed here, in workers and schedulers:
 
-19. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: one file per bug, which says when to delete it
-    (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
+19. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: one file per bug, which says when to delete
+    it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
     `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
-    `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py` (CPU;
-    the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and
+    `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py`
+    (CPU; the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and
     `bonus_min_tokens.py` (V1: the runner's `rejection_sampler`), `thinking_budgets.py` (V1),
-    `scored_verification.py` (V2: the runner's `rejection_sampler`), `undrafted_graphs.py` (V2: the
-    model state's `prepare_attn`), `short_rotary_tables.py`, `stopped_sessions.py` (a base of our
-    schedulers).
+    `scored_verification.py` and `repeated_uploads.py` (V2: bases of hook 21's),
+    `undrafted_graphs.py` (V2: the model state's `prepare_attn`), `short_rotary_tables.py`,
+    `stopped_sessions.py` (a base of our schedulers).
 
 Also in the front end:
 

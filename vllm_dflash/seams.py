@@ -223,11 +223,40 @@ vllm.v1.worker.gpu.model_runner:GPUModelRunner.
     prepare_attn(self input_batch)
     prepare_dummy_attn(self input_batch valid_state_slots)
     take_draft_token_ids(self)
-vllm.v1.worker.gpu.input_batch:InputBatch.max_query_len
+vllm.v1.worker.gpu.input_batch:InputBatch.
+    cu_num_logits
+    expanded_idx_mapping
+    idx_mapping
+    idx_mapping_np
+    input_ids
+    logits_indices
+    max_query_len
+    positions
+    query_start_loc
+    seq_lens
+vllm.v1.worker.gpu.async_utils:
+    AsyncOutput.get_output(self)
+    async_copy_to_np(x)
+    stream(to_stream from_stream)
+vllm.utils.torch_utils:async_tensor_h2d(data device dtype out)
 vllm.v1.worker.gpu.model_states.interface:ModelState.prepare_attn(self input_batch cudagraph_mode
         block_tables slot_mappings attn_groups kv_cache_config for_capture ubatch_idx)
-vllm.v1.worker.gpu.sample.gumbel:gumbel_sample(logits expanded_idx_mapping temperature seed pos
-        apply_temperature is_drafting logits_cache logits_cache_col use_fp64 logits_cache_source)
+vllm.v1.worker.gpu.sample.gumbel:gumbel_noised_argmax(logits keys mask seed pos temp IS_DRAFTING
+        USE_FP64 APPLY_TEMPERATURE)
+vllm.v1.worker.gpu.sample.output:SamplerOutput.
+    logprobs_tensors
+    num_nans
+    num_rejected
+    num_sampled
+    sampled_token_ids
+    sampling_mask_tensors
+vllm.v1.worker.gpu.sample.sampler:Sampler.
+    __call__(self logits input_batch)
+    add_request(self req_idx sampling_params)
+    apply_sampling_params(self logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids
+        expanded_local_pos seq_lens_upper_bound_np skip_top_k_top_p)
+    apply_staged_writes(self)
+vllm.v1.worker.gpu.sample.states:NO_LOGPROBS
 vllm.v1.worker.gpu.spec_decode.rejection_sampler:get_max_chunk_logits(vocab_size)
 vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.
     __call__(self logits input_batch draft_logits invalid_drafts)
@@ -243,17 +272,16 @@ vllm.v1.worker.gpu.sample.logprob:
 vllm.v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator.
     __init__(self vllm_config device)
     attn_vllm_config
+    _configure_decode_metadata_update(self)
     _build_uniform_attn_metadata(self batch_desc num_reqs num_query_per_req seq_lens_cpu_upper_bound
         step causal dcp_local_seq_lens)
     _generate_draft(self num_reqs num_tokens_padded attn_metadata slot_mappings num_tokens_across_dp
         cudagraph_runtime_mode)
     _num_graph_context_tokens(self num_reqs)
     _prepare_graph_forward(self num_reqs attn_metadata)
-    _maybe_predict_acceptance(self logits idx_mapping draft_step)
     capture(self)
     init_cudagraph_manager(self cudagraph_mode)
     load_draft_model(self target_model target_attn_layer_names)
-    observe_verification(self idx_mapping num_sampled num_rejected)
     prepare_context_anchor(self input_batch? num_reqs? query_start_loc? num_rejected)
     propose(self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states
         num_sampled num_rejected last_sampled next_prefill_tokens temperature seeds dp_sync_state
@@ -265,18 +293,12 @@ vllm.v1.worker.gpu.spec_decode.dflash2.speculator:CandidateSampler.
     __init__(self max_num_reqs num_steps top_k device)
     sample(self candidate_ids scores num_reqs sample_pos idx_mapping temperature seeds draft_tokens
         draft_logits use_fp64)
-vllm.v1.worker.gpu.spec_decode.adaptive_verification:
-    AdaptiveVerificationManager.add_request(self req_idx)
-    AdaptiveVerificationManager.batches_to_profile(self capture_sizes)
-    AdaptiveVerificationManager.get_num_tokens(self num_tokens_per_req draft_tokens)
-    AdaptiveVerificationManager.reallocate_drafts(self req_ids idx_mapping)
-    AdaptiveVerificationManager.record_confidences(self confidence_probs input_batch)
-    AdaptiveVerificationManager.set_initial_cost_curves(self samples)
-vllm.v1.worker.gpu.attn_utils:
-    get_attn_cg_support(attn_groups vllm_config checked_layer_names)
-    get_query_lens_mismatch_unsupported_backend(attn_groups checked_layer_names)
-    get_varlen_cudagraph_unsupported_backend(attn_groups vllm_config max_query_len
-        checked_layer_names)
+vllm.v1.worker.gpu.cudagraph_utils:
+    BatchExecutionDescriptor.uniform_token_count
+    ModelCudaGraphManager.captured_token_counts(self)
+vllm.v1.worker.gpu.spec_decode.dflash.cudagraph:DFlashCudaGraphManager.
+    __init__(self vllm_config device cudagraph_mode decode_query_len lora_capture_cases
+        varlen_decode ubatch_runner)
 vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.
     __init__(self size dtype device max_concurrency uva_instead_of_gpu)
 """)

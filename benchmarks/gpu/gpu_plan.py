@@ -60,8 +60,7 @@ def plan(memory_gib: float) -> list[Part]:
     for mode, seconds in (("eager", 40), ("graphs", 75)):
         parts += [_text(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
         parts += [_planned(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
-    for backend, dtype in BACKENDS.items():
-        parts += [_trims(backend, dtype, how, 90) for how in ((), ("--synchronous",))]
+    parts += [_adaptive(backend, dtype, 75) for backend, dtype in BACKENDS.items()]
     second, *others = SIZES
     parts += _bench(second, memory_gib)
     parts += [_tests("graphs", "test_cuda", 240), _tests("load", "test_cuda_load", 90)]
@@ -83,7 +82,7 @@ def plan_dry_run(prompts: Path) -> list[Part]:
         _text("", "float32", "eager", 240, *few),
         _text("", "float32", "graphs", 240, *few),
         _planned("", "float32", "graphs", 240, *few),
-        _trims("", "float32", ("--tiny",), 240),
+        _adaptive("", "float32", 240, *few),
         _trees("", "float32", "eager", 240, *few),
         _trees("", "float32", "graphs", 240, *few),
         _tests("load", "test_cuda_load", 240, "--emulated"),
@@ -144,10 +143,9 @@ def _planned(backend: str, dtype: str, mode: str, seconds: float, *more: str) ->
     return replace(text, name=f"planned {text.name}", group="planned")
 
 
-def _trims(backend: str, dtype: str, more: tuple[str, ...], seconds: float) -> Part:
-    name = " ".join(filter(None, ("trims", backend, *(one.strip("-") for one in more))))
-    command = _module("gpu_trims", *more, "--dtype", dtype, "--backend", backend)
-    return Part(name, seconds, command, "planned")
+def _adaptive(backend: str, dtype: str, seconds: float, *more: str) -> Part:
+    text = _text(backend, dtype, "graphs", seconds, *more, "--adaptive")
+    return replace(text, name=f"adaptive {text.name}", group="planned")
 
 
 def _trees(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:

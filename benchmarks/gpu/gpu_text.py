@@ -62,6 +62,7 @@ def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
     target, ours = str(DEMO / "target"), logs / f"{options.name}-dflash.log"
     speculative = DFLASH | ({} if options.planned else FIXED)
     speculative |= {"draft_tree": options.tree} if options.tree else {}
+    speculative |= {"enable_adaptive_verification": True} if options.adaptive else {}
     # Both start at the same time, because starting takes most of the time.
     with open_side(target, None, logs / f"{options.name}-plain.log", **arguments) as plain:
         found = verify(
@@ -75,7 +76,7 @@ def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
     lengths = [level["acceptance_length"] for level in result["levels"]]
     words = [found.verdict, *(f"{one:.2f}" if one else "none" for one in lengths)]
     result |= {"log": telling_lines(ours), "ok": found.exit_code == 0}
-    if not options.tiny and not options.planned:
+    if not (options.tiny or options.planned or options.adaptive):
         expected = ON_A_CPU[options.dtype]
         result["on a CPU"] = expected
         words[-1] += f" tokens a step, {expected:.2f} on a CPU"
@@ -100,6 +101,7 @@ def main() -> int:
     add("--concurrency", type=int, nargs="+", default=[1, 8])
     add("--tokens", type=int, default=64)
     add("--planned", action="store_true", help="lengths are planned, as by default")
+    add("--adaptive", action="store_true", help="vLLM verifies only the likeliest drafts")
     add("--tree", type=int, default=0, metavar="N", help="drafts are trees of up to N nodes")
     add("--tiny", action="store_true")
     add("file", type=Path)

@@ -112,9 +112,9 @@ class DraftRecorder:
 
     def __init__(self, drafter: Any) -> None:
         """Start recording. `drafter`: our proposer (V1) or speculator (V2)."""
-        model, statistics = drafter.model, drafter.statistics
-        self._drafter = drafter
-        self._nan_drafts = statistics.nan_drafts
+        model, self._drafter = drafter.model, drafter
+        self._is_v2 = hasattr(drafter, "sample_draft")
+        self._nan_drafts = self._count_nan_drafts()
         self._rows: list[tuple[torch.Tensor, ...]] = []
         """Features, Z and positions, one tuple each time rows were stored."""
         self._steps: list[DraftStep] = []
@@ -123,7 +123,6 @@ class DraftRecorder:
         self._verified: DraftStep | None = None
         """On V2, the block that the running step verifies: when its result is known, the next
         block has been drafted."""
-        self._is_v2 = hasattr(drafter, "sample_draft")
         self._undo = ExitStack()
         self._wrap(model.context, "fuse", self._on_fuse)
         self._wrap(model.context, "store_fused", self._on_store)
@@ -135,11 +134,11 @@ class DraftRecorder:
             lambda found, *_: self._keep(candidates=found[0], logits=found[1]),
         )
         if self._is_v2:
-            self._wrap(drafter, "observe_verification", self._on_grading)
+            self._wrap(drafter, "_grade", self._on_grading)
             self._wrap(drafter, "sample_draft", lambda drafts, *_: self._keep(drafts=drafts))
         else:
             self._wrap(drafter.block, "pick", lambda picked, *_: self._keep(drafts=picked[0]))
-        self._wrap(statistics, "count_verified", self._on_verification)
+            self._wrap(drafter.statistics, "count_verified", self._on_verification)
         self._undo.enter_context(model.register_forward_pre_hook(self._on_model, with_kwargs=True))
         for layer in model.block.layers:
             self._undo.enter_context(layer.register_forward_hook(self._on_layer))
@@ -159,8 +158,13 @@ class DraftRecorder:
             "positions": positions,
             "steps": [vars(step) for step in self._steps],
             "runner": "v2" if self._is_v2 else "v1",
-            "nan_drafts": self._drafter.statistics.nan_drafts - self._nan_drafts,
+            "nan_drafts": self._count_nan_drafts() - self._nan_drafts,
         }
+
+    def _count_nan_drafts(self) -> int:
+        if self._is_v2:  # the device counts
+            self._drafter.read_counts()
+        return int(self._drafter.statistics.nan_drafts)
 
     def _wrap(self, owner: Any, name: str, observe: Callable[..., None]) -> None:
         """Call `observe(result, *arguments)` after a method of an object."""
@@ -210,17 +214,25 @@ class DraftRecorder:
 
     # --- verification -------------------------------------------------------------------------
 
-    def _on_grading(self, *_: Any) -> None:
+    def _on_grading(self, _: None, slots: object, num_sampled: torch.Tensor, *__: Any) -> None:
+        from vllm_dflash.engine.v2.exchange import verified_drafts
+
         self._verified = self._steps[-1] if self._steps else None
+        if self._verified is not None:
+            (verified,) = verified_drafts(_copy(self._drafter.outcomes[:1]).numpy())
+            _set_accepted(self._verified, num_sampled.tolist(), verified)
 
     def _on_verification(
         self, _: None, ids: object, produced: Sequence[int], drafts: Sequence[tuple[int, int]]
     ) -> None:
-        """Record how many drafts of the request were verified and accepted."""
-        block = self._verified if self._is_v2 else self._steps[-1]
         verified, _free = drafts[0]
-        if verified and block is not None:
-            block.num_drafted, block.num_accepted = verified, max(produced[0] - 1, 0)
+        _set_accepted(self._steps[-1], produced, verified)
+
+
+def _set_accepted(block: DraftStep, produced: Sequence[int], verified: int) -> None:
+    """Record how many drafts of the request were verified and accepted."""
+    if verified:
+        block.num_drafted, block.num_accepted = verified, max(produced[0] - 1, 0)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

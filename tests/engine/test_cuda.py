@@ -38,8 +38,8 @@ from support.pairs import make_pair
 pytestmark = [*ON_CUDA, *SLOW_EMULATED]
 OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": FIXED,
-    "adaptive verification": DFLASH,
-    "one length a step": {**DFLASH, "enable_adaptive_verification": False},
+    "planned": DFLASH,
+    "adaptive verification": {**DFLASH, "enable_adaptive_verification": True},
 }
 
 
@@ -114,7 +114,7 @@ def test_hazard_10_output_is_identical_and_nothing_is_captured_after_warm_up(
             allocations.append(torch.cuda.memory_stats()["num_device_alloc"])
         (stats,) = llm.collective_rpc("dflash_stats")
         graphs = graphs_of(llm)
-        looks_up = proposer_of(llm).device_step.free_drafts is not None
+        looks_up = proposer_of(llm).free_drafts is not None
     assert allocations[1] == allocations[0]
     assert len(set(map(id, replays))) > 1  # the target's and the drafter's, of several sizes
     assert stats["runner"] == "v2"

@@ -7,19 +7,21 @@ stream misses a wait. Each run has its own engine.
 from __future__ import annotations
 
 from functools import cache
-from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 from vllm import LLM
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
+from support.device_decisions import directed, lengths_in_turn
 from support.emulated_runs import on_cpu, run, watched
-from support.engines import FIXED, engine, held_out_prompts, runner_of, with_fixed_costs
+from support.engines import DFLASH, engine, runner_of, with_fixed_costs
 from support.schedules import (
     GRAPHS,
     ON_GPU,
+    REPEATING,
     SCENARIOS,
     SCHEDULES,
     Scenario,
@@ -27,11 +29,8 @@ from support.schedules import (
     tokens_of,
 )
 from vllm_dflash.engine.v2 import exchange
-from vllm_dflash.engine.v2.device_step import DeviceStep
-from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.exchange import HostCopy
-from vllm_dflash.planning import window as window_module
-from vllm_dflash.planning.window import Chosen, Window, WindowChooser
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 
 pytestmark = pytest.mark.emulated
 SLOW = pytest.mark.slow
@@ -48,16 +47,15 @@ def test_plain_decoding_writes_what_the_cpu_platform_writes(has_graphs: bool) ->
 @pytest.mark.parametrize(
     "schedule", [pytest.param(n, marks=[] if n == "latest" else SLOW) for n in SCHEDULES]
 )
-def test_graphs_and_trimming_step_and_count_as_on_the_cpu_platform(schedule: str) -> None:
-    """As users start it: planned lengths, asynchronous, full graphs, trimmed by the device."""
-    found = run("trimmed", schedule, has_graphs=True)
-    assert found == on_cpu("asynchronous: trimmed")
+def test_graphs_step_and_count_as_on_the_cpu_platform(schedule: str) -> None:
+    found = run("fixed", schedule, has_graphs=True)
+    assert found == on_cpu("asynchronous: fixed")
     assert found["counters"]["accepted_tokens"] > 0
 
 
 KINDS = {
     "fixed": "others ahead",
-    "any length": "random 2",
+    "planned": "random 2",
     "free drafts": "model ahead",
     "DFlash 2": "latest",
     "LiLiCorr": "random 1",
@@ -82,7 +80,7 @@ def test_each_kind_of_drafting_on_all_schedules(name: str, schedule: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "has_graphs"), [("any length", False), pytest.param("trimmed", True, marks=SLOW)]
+    ("name", "has_graphs"), [("planned", False), pytest.param("fixed", True, marks=SLOW)]
 )
 def test_synchronous_scheduling_steps_and_counts_as_on_the_cpu_platform(
     name: str, has_graphs: bool
@@ -100,7 +98,7 @@ def never_late(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["others ahead", pytest.param("random 1", marks=SLOW)])
 @pytest.mark.parametrize(
     "name",
-    ["free drafts", *(pytest.param(n, marks=SLOW) for n in ("any length", "DFlash 2", "LiLiCorr"))],
+    ["planned", "free drafts", *(pytest.param(n, marks=SLOW) for n in ("DFlash 2", "LiLiCorr"))],
 )
 def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_late(
     name: str, schedule: str
@@ -114,7 +112,7 @@ def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_lat
     ("kind", "name", "is_noticed_as"),
     [
         (HostCopy, "before_writing", "copy to pinned memory"),
-        (DeviceStep, "before_block", "item"),
+        (PlannedSpeculator, "propose", "item"),
     ],
     ids=["a race", "a wait"],
 )
@@ -124,13 +122,13 @@ def test_what_engines_are_watched_for_is_noticed(
     """A report is written while it is copied; the host waits in a step."""
     original = getattr(kind, name)
 
-    def waits(step: DeviceStep, batch: Batch, *args: Any) -> None:
-        batch.slots.sum().item()
-        original(step, batch, *args)
+    def waits(speculator: PlannedSpeculator, *args: Any, **more: Any) -> Any:
+        speculator.batch.slots.sum().item()
+        return original(speculator, *args, **more)
 
-    monkeypatch.setattr(kind, name, waits if kind is DeviceStep else lambda _: None)
+    monkeypatch.setattr(kind, name, waits if kind is PlannedSpeculator else lambda _: None)
     with pytest.raises(AssertionError, match=is_noticed_as):
-        run("any length", "latest", has_graphs=False)
+        run("planned", "latest", has_graphs=False)
 
 
 def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +140,7 @@ def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.Mo
         return async_copy_to_np(tensor)
 
     monkeypatch.setattr(exchange, "async_copy_to_np", noted)
-    scenario = SCENARIOS["trimmed"]
+    scenario = SCENARIOS["planned"]
     with (
         with_fixed_costs(),
         engine(async_scheduling=True, **scenario.settings, **ON_GPU, **GRAPHS) as llm,
@@ -152,16 +150,19 @@ def test_what_the_host_is_sent_does_not_hold_up_the_model(monkeypatch: pytest.Mo
         assert used == {runner_of(llm).output_copy_stream.stream_id}
 
 
-def test_hazard_a_start_with_more_requests_than_blocks_have_room_for() -> None:
-    """Graphs for any lengths have a request for each row: the blocks of 16 would be 128 rows, in
-    buffers of 64. Costs are measured, as for users."""
-    many = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS, "max_num_seqs": 16}
+def test_hazard_vllms_adaptive_verification_with_more_requests_than_blocks_have_room_for() -> None:
+    """vLLM's own manager drops drafts by our chances. Its graphs, for any lengths, have a request
+    for each row: the blocks of 16 would be 128 rows, in buffers of 64."""
+    scenario = Scenario({**DFLASH, "enable_adaptive_verification": True})
+    many = {**scenario.settings, **ON_GPU, **GRAPHS, "max_num_seqs": 16}
     with engine(async_scheduling=True, **many) as llm:
-        speculator = runner_of(llm).speculator
-        rows = [graph.num_reqs * speculator.num_query_per_req for graph in graphs_of(llm)]
-        assert max(rows) > speculator.max_num_tokens
-        assert speculator.budget.costs is not None
-        assert tokens_of(outcome_of(llm, SCENARIOS["trimmed"])) == tokens_of(on_cpu("plain"))
+        runner = runner_of(llm)
+        assert type(runner.adaptive_verification) is AdaptiveVerificationManager
+        rows = [graph.num_reqs * runner.speculator.num_query_per_req for graph in graphs_of(llm)]
+        assert max(rows) > runner.speculator.max_num_tokens
+        found = outcome_of(llm, scenario)
+    assert tokens_of(found) == tokens_of(on_cpu("plain"))
+    assert found["counters"]["accepted_tokens"] > 0
 
 
 def test_blocks_of_more_requests_than_the_targets_graphs_take_are_graphs() -> None:
@@ -179,35 +180,28 @@ def test_blocks_of_more_requests_than_the_targets_graphs_take_are_graphs() -> No
     assert tokens_of(found) == tokens_of(on_cpu("plain"))
 
 
-def test_graphs_follow_windows_that_change_from_step_to_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every third block attends to whole contexts, and the last one does not."""
-    speculative = {**FIXED, "draft_window": "auto"}
-    scenario = Scenario(speculative, [text[:200] for text in held_out_prompts(3)])
-    monkeypatch.setattr(window_module, "TOKENS", (8,))
-    outcomes = []
+def test_steps_without_a_block_have_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks, and steps that only store context or take what texts predict, in turn. Each has its
+    graphs, and tokens and counters are those of an engine without any."""
+    scenario, outcomes, replayed = Scenario(DFLASH, REPEATING), [], set[str]()
     for has_graphs in (True, False):
-        turns = cycle([Window(), *[Window(tokens=8, shortest=40, octave=0)] * 2])
-        chosen: list[Window] = []
-
-        def choose(*_: Any, turns: Any = turns, chosen: Any = chosen) -> Chosen:
-            chosen.append(next(turns))
-            return Chosen(chosen[-1], chosen[-1])
-
-        monkeypatch.setattr(WindowChooser, "choose", choose)
-        settings = {**scenario.settings, "max_model_len": 256}
-        with watched("latest", has_graphs=has_graphs, **settings) as llm:
-            outcomes.append(outcome_of(llm, scenario))
+        with watched("random 2", has_graphs=has_graphs, **scenario.settings) as llm:
+            directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 0))
+            replayed.clear()
             speculator = runner_of(llm).speculator
-            windowed = speculator.windowed
-            assert windowed is not None
-            lens = windowed.lens, speculator.input_buffers.seq_lens
-            left, whole = (each.clone() for each in lens)
-        assert int(left[0]) == int(whole[0]) - 32  # of its last block, which has the window
-        assert len({*chosen}) == 2
+            for name in ("block_graphs", "context_graphs"):
+                manager = getattr(speculator, name)
+
+                def run_fullgraph(desc: Any, *, name: str = name, manager: Any = manager) -> Any:
+                    replayed.add(name)
+                    return type(manager).run_fullgraph(manager, desc)
+
+                manager.run_fullgraph = run_fullgraph
+            outcomes.append(outcome_of(llm, scenario))
+            assert replayed == ({"block_graphs", "context_graphs"} if has_graphs else set())
     assert outcomes[0] == outcomes[1]
-    assert outcomes[0]["counters"]["accepted_tokens"] > 0
+    assert tokens_of(outcomes[0]) == tokens_of(on_cpu("asynchronous: free drafts"))
+    assert outcomes[0]["counters"]["skipped_steps"] > 0
 
 
 def graphs_of(llm: LLM) -> list[Any]:

@@ -22,6 +22,7 @@ from support.engines import (
     greedy,
     proposer_of,
     runner_of,
+    scheduler_of,
     token_ids,
     with_fixed_costs,
 )
@@ -64,8 +65,8 @@ def test_piecewise_graphs_step_and_count_as_on_the_cpu_platform() -> None:
 
     with pytest.MonkeyPatch.context() as patch, vllm_side.with_dynamo():
         patch.setattr(torch.cuda.CUDAGraph, "replay", note)
-        found = run("trimmed", "random 1", has_graphs=True, **PIECEWISE)
-    assert found == on_cpu("asynchronous: trimmed")
+        found = run("fixed", "random 1", has_graphs=True, **PIECEWISE)
+    assert found == on_cpu("asynchronous: fixed")
     has_attention = ["attention" in str(names) for names in replayed]
     assert any(has_attention)
     assert not all(has_attention)
@@ -75,15 +76,15 @@ def test_piecewise_graphs_step_and_count_as_on_the_cpu_platform() -> None:
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["A100", "B200"])
 def test_other_gpus_step_and_count_as_on_the_cpu_platform(capability: tuple[int, int]) -> None:
     with vllm_side.another_gpu(*capability):
-        found = run("trimmed", "latest", has_graphs=True)
-    assert found == on_cpu("asynchronous: trimmed")
+        found = run("fixed", "latest", has_graphs=True)
+    assert found == on_cpu("asynchronous: fixed")
 
 
 @pytest.mark.slow
 def test_256_requests_and_2048_tokens() -> None:
     """Some of vLLM's own capture sizes; costs are measured, as for users."""
     sizes = [1, 2, 8, 32, 128, 256, 512]
-    many = {**SCENARIOS["trimmed"].settings, **ON_GPU, "kv_cache_memory_bytes": 256 << 20}
+    many = {**SCENARIOS["planned"].settings, **ON_GPU, "kv_cache_memory_bytes": 256 << 20}
     many |= {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "enforce_eager": False}
     many["compilation_config"] = {**GRAPHS["compilation_config"], "cudagraph_capture_sizes": sizes}
     with engine(async_scheduling=True, **many) as llm:
@@ -102,7 +103,7 @@ def test_256_requests_and_2048_tokens() -> None:
 def test_a_cache_in_8_bits_changes_no_text(schedule: str) -> None:
     """The text is the target's own with such a cache: Triton's own kernel computes attention."""
     plain = tokens_of(run("plain", schedule, has_graphs=True, kv_cache_dtype="fp8"))
-    found = run("trimmed", schedule, has_graphs=True, kv_cache_dtype="fp8")
+    found = run("planned", schedule, has_graphs=True, kv_cache_dtype="fp8")
     assert tokens_of(found) == plain
     assert found["counters"]["accepted_tokens"] > 0
     assert found["counters"]["nan_drafts"] == 0
@@ -145,13 +146,13 @@ def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
 
 def test_an_engine_that_slept_goes_on() -> None:
     """Level 1: weights come back to where graphs find them, and the cache is empty."""
-    settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS, "enable_sleep_mode": True}
+    settings = {**SCENARIOS["planned"].settings, **ON_GPU, **GRAPHS, "enable_sleep_mode": True}
     with with_fixed_costs(), engine(async_scheduling=True, **settings) as llm:
-        before = outcome_of(llm, SCENARIOS["trimmed"])
+        before = outcome_of(llm, SCENARIOS["planned"])
         (accepted,) = (stats["accepted_tokens"] for stats in llm.collective_rpc("dflash_stats"))
         llm.sleep(level=1)
         llm.wake_up()
-        assert tokens_of(outcome_of(llm, SCENARIOS["trimmed"])) == tokens_of(before)
+        assert tokens_of(outcome_of(llm, SCENARIOS["planned"])) == tokens_of(before)
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["accepted_tokens"] >= 2 * accepted - 2  # lengths follow what was learned
     assert stats["nan_drafts"] == 0
@@ -183,11 +184,12 @@ def scores(llm: LLM) -> list[list[dict[int, float]]]:
     ]
 
 
-def test_tokens_that_requests_name_are_scored_beside_trimmed_drafts() -> None:
+def test_tokens_that_requests_name_are_scored_beside_adaptive_verification() -> None:
     """Only the device knows which rows belong to which request; the host does not wait for that."""
     with engine(**SIZES, **ON_GPU) as llm:
         plain = scores(llm)
-    with watched("others ahead", has_graphs=True, speculative_config=dict(DFLASH)) as llm:
+    adaptive = {**DFLASH, "enable_adaptive_verification": True}
+    with watched("others ahead", has_graphs=True, speculative_config=adaptive) as llm:
         found = scores(llm)
     for of_prompt, of_plain in zip(found, plain, strict=True):
         for place, expected in zip(of_prompt, of_plain, strict=True):
@@ -205,12 +207,12 @@ def device_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lengths_are_planned_by_what_steps_take(device_time: None) -> None:
     """Times come from the device's clock. A block costs time, but less than the target, which has
     three times as many layers."""
-    settings = {**SCENARIOS["trimmed"].settings, **ON_GPU, **GRAPHS}
+    settings = {**SCENARIOS["planned"].settings, **ON_GPU, **GRAPHS}
     with engine(async_scheduling=True, **settings) as llm:
-        costs = runner_of(llm).speculator.budget.costs
+        costs = scheduler_of(llm).planner.costs
         curves = costs.draft, costs.verify
         draft, verify = (float(curve.at(np.array([8]))[0]) for curve in curves)
         assert 0.0 < draft < verify
-        found = outcome_of(llm, SCENARIOS["trimmed"])
+        found = outcome_of(llm, SCENARIOS["planned"])
     assert tokens_of(found) == tokens_of(on_cpu("plain"))
     assert found["counters"]["draft_tokens"] > 0

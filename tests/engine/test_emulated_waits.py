@@ -29,21 +29,21 @@ def test_a_report_is_waited_for_and_not_the_next_steps() -> None:
     """Both are under way, as when steps are scheduled ahead; each belongs to its own step."""
     outcomes = torch.full((3, 2), 1.0, device="cuda")
     copies = torch.cuda.Stream()
-    of_this_step = HostCopy(outcomes, copies)
+    of_this_step = HostCopy(copies, outcomes)
     of_this_step.before_writing()
     outcomes.fill_(2.0)
-    of_the_next = HostCopy(outcomes, copies)
-    assert (of_this_step.wait() == 1.0).all()
+    of_the_next = HostCopy(copies, outcomes)
+    assert (of_this_step.wait()[0] == 1.0).all()
     assert is_anything_queued()  # the next step is not over, and need not be
-    assert (of_the_next.wait() == 2.0).all()
-    assert (of_this_step.wait() == 1.0).all()
+    assert (of_the_next.wait()[0] == 2.0).all()
+    assert (of_this_step.wait()[0] == 1.0).all()
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_report_is_written_only_after_it_is_copied(*, waits: bool) -> None:
     outcomes = torch.full((3, 2), 1.0, device="cuda")
     with races.found() as missing:
-        report = HostCopy(outcomes, torch.cuda.Stream())
+        report = HostCopy(torch.cuda.Stream(), outcomes)
         if waits:
             report.before_writing()
         outcomes.fill_(2.0)

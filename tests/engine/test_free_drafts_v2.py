@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from support.engines import (
     scheduler_of,
     token_ids,
 )
-from support.interpreter import triton_attention
-from support.trimming import trimming
 from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.ahead import PlanAhead
 
@@ -32,25 +29,21 @@ PARAMS = greedy(24, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 3, "max_num_batched_tokens": 64}
 
 
-@pytest.fixture(scope="module", params=["asynchronous", "synchronous", "trimming"])
+@pytest.fixture(scope="module", params=["asynchronous", "synchronous"])
 def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[list[int]], LLM]]:
     """Plain decoding's texts, and an engine with free drafts."""
-    trims = request.param == "trimming"
-    way = "asynchronous" if trims else request.param
-    with engine(way, **SETTINGS) as llm:
+    with engine(request.param, **SETTINGS) as llm:
         plain = token_ids(llm, PROMPTS, PARAMS)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        trimming(with_kernel=False) if trims else nullcontext(),
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         fix_costs(patch)
-        with engine(way, speculative_config=dict(DFLASH), **SETTINGS) as llm:
+        with engine(request.param, speculative_config=dict(DFLASH), **SETTINGS) as llm:
             yield plain, llm
 
 
 def count_from_here(llm: LLM) -> None:
     """Clear the counters. The last test's last step may run after its requests have ended."""
     token_ids(llm, PROMPTS[:1], greedy(1))
+    proposer_of(llm).slots.counts.zero_()
     proposer_of(llm).statistics.clear()
 
 
@@ -66,7 +59,7 @@ def test_texts_are_taken_wherever_they_promise_more(
     """Also if no block is run: then the drafter never runs."""
     plain, llm = both
     prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda most: PlanAhead(most, runs_block, min_verified=len(most)))
+    directed(llm, monkeypatch, lambda most: PlanAhead(most, runs_block))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -82,7 +75,7 @@ def test_blocks_are_taken_wherever_they_promise_more(
 ) -> None:
     plain, llm = both
     prefer(llm, monkeypatch, text=0.0, block=0.9)
-    directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=2 * len(most)))
+    directed(llm, monkeypatch, lambda most: PlanAhead(most, True))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -98,10 +91,10 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     plain, llm = both
     speculator = proposer_of(llm)
     prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=3 * len(most)))
+    directed(llm, monkeypatch, lambda most: PlanAhead(most, True))
     count_from_here(llm)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
-    texts = speculator.device_step.free_drafts
+    texts = speculator.free_drafts
 
     def nonsense(_: Any, batch: Batch) -> None:
         count = len(batch.slots)
@@ -120,7 +113,7 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     """The planner decides by itself: it uses both texts and blocks, and learns about both."""
     plain, llm = both
     speculator, planner = proposer_of(llm), scheduler_of(llm).planner
-    speculator.statistics.clear()
+    count_from_here(llm)
     # At least twice: what was learned in earlier tests is sent after the first steps of this one.
     for turn in range(8):
         assert token_ids(llm, PROMPTS, PARAMS) == plain
@@ -131,27 +124,9 @@ def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     assert planner.text_chances.seen.sum() > 20
     assert planner.block_chances.seen.sum() > 20
     count_from_here(llm)
-    scheduler_of(llm)._news_in = 1  # with the next step, the device is told
+    scheduler_of(llm)._update_in = 1  # with the next step, the device is told
     learned = torch.tensor(planner.text_chances.rates, dtype=torch.float32)
     token_ids(llm, PROMPTS[:1], greedy(1))
-    assert torch.equal(speculator.device_step.slots.rates[1], learned)
-    fresh = type(speculator.device_step.slots)(1, 7, torch.device("cpu")).rates
-    assert not torch.equal(speculator.device_step.slots.rates, fresh)
-
-
-@pytest.mark.slow  # engines on the emulated GPU always trim there
-def test_trimmed_in_front_of_vllms_kernel_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel reads each request's rows on the device; trimmed requests have fewer."""
-    params, prompts = greedy(6, ignore_eos=True), held_out_prompts(2)
-    with triton_attention(), engine("asynchronous", **SETTINGS) as llm:
-        plain = token_ids(llm, prompts, params)
-    fix_costs(monkeypatch)
-    with (
-        trimming(),
-        engine("asynchronous", speculative_config=dict(DFLASH), **SETTINGS) as llm,
-    ):
-        directed(llm, monkeypatch, lambda most: PlanAhead(most, True, min_verified=2 * len(most)))
-        assert token_ids(llm, prompts, params) == plain
-        stats = stats_of(llm)
-    assert 0 < stats["accepted_tokens"] <= stats["draft_tokens"]
-    assert stats["mean_draft_length"] < 4
+    assert torch.equal(speculator.slots.rates[1], learned)
+    fresh = type(speculator.slots)(1, 7, torch.device("cpu")).rates
+    assert not torch.equal(speculator.slots.rates, fresh)

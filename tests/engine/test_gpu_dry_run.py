@@ -28,10 +28,17 @@ def test_a_dry_run(tmp_path: Path) -> None:
         ("confidence, V = 262144", "float32"),
         ("text look-up, 4 texts of 5,000", "int32"),
         ("decisions, K = 15", "float32"),
+        ("drawing, V = 300, W = 7", "float32"),
         ("draft trees, K = 7, N = 15", "float32"),
     ):
         assert checks[f"{kernel}, torch.{dtype}"].startswith("differs by ")
-    for name in ("text eager", "text graphs", "trees eager", "trees graphs"):
+    for name in (
+        "text eager",
+        "text graphs",
+        "adaptive text graphs",
+        "trees eager",
+        "trees graphs",
+    ):
         text = found[name]["data"]
         assert text["verdict"].startswith("lossless, ")
         assert [level["identical"] for level in text["levels"]] == [2]

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
@@ -41,9 +40,7 @@ from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
 from support.targets import continued, make_target
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.planning import window as window_module
 from vllm_dflash.planning.ahead import PlanAhead
-from vllm_dflash.planning.window import Chosen, Window, WindowChooser
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
@@ -53,25 +50,7 @@ TREES, NODES = "trees", 15
 """Drafts are trees, scheduled asynchronously: each step accepts what a reference's tree does."""
 WINDOW, DRAFT_WINDOW = "window", 40
 """The drafter attends to the last 40 tokens."""
-CHOSEN, LONG_CONTEXT = "chosen window", 72
-"""The window is chosen for each request: one block or two of the cache, from 72 tokens on."""
-MORE = (
-    [FREE, WINDOW, CHOSEN, pytest.param(TREES, marks=pytest.mark.slow)]
-    if USES_V2
-    else [WINDOW, CHOSEN]
-)
-
-
-CHOSEN_WINDOW = Window(tokens=DRAFT_WINDOW, shortest=LONG_CONTEXT, octave=0)
-
-
-class WindowedReference(ReferenceDrafter):
-    """Attends to the same cache blocks as an engine with `CHOSEN_WINDOW`."""
-
-    def forward(self, block: torch.Tensor, context: torch.Tensor, *rest: Any) -> torch.Tensor:
-        lens = np.array([context.shape[1]])
-        (positions,), skipped = rest, int(CHOSEN_WINDOW.skipped(lens, BLOCK)[0])
-        return super().forward(block, context[:, skipped:], positions[:, skipped:])
+MORE = [FREE, WINDOW, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else [WINDOW]
 
 
 class AnySteps(list[int]):
@@ -103,8 +82,7 @@ def expected(way: str) -> Callable[..., tuple[list[int], list[int]]]:
     spec = read_drafter(str(DRAFTER))
     if way == WINDOW:
         spec = spec.model_copy(update={"draft_window": DRAFT_WINDOW})
-    kind = WindowedReference if way == CHOSEN else ReferenceDrafter
-    drafter = kind.load(spec, DRAFTER).float()
+    drafter = ReferenceDrafter.load(spec, DRAFTER).float()
     known: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
 
     def look_up(prompt: list[int], new_tokens: int = NEW_TOKENS) -> tuple[list[int], list[int]]:
@@ -136,10 +114,6 @@ def shared(way: str) -> Iterator[LLM]:
             speculative["draft_tree"] = NODES
         if way == WINDOW:
             speculative["draft_window"] = DRAFT_WINDOW
-        if way == CHOSEN:
-            speculative["draft_window"] = "auto"
-            patch.setattr(window_module, "TOKENS", (DRAFT_WINDOW,))
-            patch.setattr(WindowChooser, "choose", lambda *_: Chosen(CHOSEN_WINDOW, CHOSEN_WINDOW))
         scheduling = way if way in SCHEDULING else SCHEDULING[-1]
         attention = triton_attention() if way == TREES else nullcontext()
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:

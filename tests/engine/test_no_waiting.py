@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm import LLM
+from vllm import LLM, EngineArgs
+from vllm.model_executor.model_loader import utils as loading
 
-from support.device_decisions import directed
+from support.device_decisions import directed, lengths_in_turn
 from support.engines import (
     DFLASH,
     engine,
@@ -23,11 +24,11 @@ from support.engines import (
     worker_of,
 )
 from support.interpreter import triton_attention
-from support.step_counts import COPY, launches_counted, lines_counted, waits_noted
-from support.trimming import trimming
-from vllm_dflash.engine.v2 import trimming as trimming_module
+from support.schedules import GRAPHS, ON_GPU, SIZES
+from support.step_counts import launches_counted, lines_counted, waits_noted
 from vllm_dflash.engine.worker import DraftingWorker
 from vllm_dflash.planning.ahead import PlanAhead
+from vllm_dflash.plugin import register, restore_draft_model
 
 pytestmark = pytest.mark.v2
 PROMPTS = [text[:80] for text in held_out_prompts(6)]
@@ -63,7 +64,7 @@ def warm_steps(
     return seen
 
 
-CHAINS = ["asynchronous", "synchronous", "trimming"]
+CHAINS = ["asynchronous", "synchronous"]
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +72,18 @@ def llm(request: pytest.FixtureRequest) -> Any:
     """An engine with free drafts. Lengths take turns, so that some watched steps have a block, some
     have none, and in some the requests have different lengths."""
     way = "synchronous" if request.param == "synchronous" else "asynchronous"
-    around = {"trimming": lambda: trimming(with_kernel=False), "trees": triton_attention}
+    around = triton_attention() if request.param == "trees" else nullcontext()
     speculative: dict[str, Any] = dict(DFLASH)
     if request.param == "trees":
         speculative["draft_tree"] = 9
     with (
         pytest.MonkeyPatch.context() as patch,
-        around.get(request.param, nullcontext)(),
+        around,
         engine(way, speculative_config=speculative, max_num_seqs=6) as llm,
     ):
         trees = proposer_of(llm).trees
         assert (trees is not None and trees.is_attached) == (request.param == "trees")
-        assert proposer_of(llm).device_step.free_drafts is not None
+        assert proposer_of(llm).free_drafts is not None
         kinds = cycle(
             [
                 lambda most: PlanAhead(most, True),
@@ -99,7 +100,7 @@ def llm(request: pytest.FixtureRequest) -> Any:
     "llm", [*CHAINS, pytest.param("trees", marks=pytest.mark.slow)], indirect=True
 )
 def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler_of(llm)._news_in = WARM_UP + 2  # rates and costs are sent meanwhile
+    scheduler_of(llm)._update_in = WARM_UP + 2  # rates are sent meanwhile
     seen = warm_steps(llm, 3, waits_noted, monkeypatch)
     assert len(seen) >= STEPS
     assert sum(seen, Counter()) == Counter()
@@ -107,7 +108,10 @@ def test_nothing_waits_for_the_device(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "llm",
-    ["trimming", *(pytest.param(way, marks=pytest.mark.slow) for way in (*CHAINS[:-1], "trees"))],
+    [
+        "asynchronous",
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("synchronous", "trees")),
+    ],
     indirect=True,
 )
 def test_steps_of_more_requests_run_no_more_lines(
@@ -115,7 +119,7 @@ def test_steps_of_more_requests_run_no_more_lines(
 ) -> None:
     """Our own part of a step in Python: it has no loop over requests."""
     monkeypatch.setattr(worker_of(llm), "_ticking", ())  # these act now and then
-    monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)  # nor is anything sent
+    monkeypatch.setattr(scheduler_of(llm), "_update_in", 1000)  # nor is anything sent
     few = warm_steps(llm, 2, lines_counted, monkeypatch)
     many = warm_steps(llm, 6, lines_counted, monkeypatch)
     kinds = [{frozenset(step.items()) for step in steps} for steps in (few, many)]
@@ -123,17 +127,75 @@ def test_steps_of_more_requests_run_no_more_lines(
     assert len(kinds[0]) >= 2  # with a block, and without
 
 
-@pytest.mark.parametrize("llm", ["asynchronous", "trimming"], indirect=True)
-def test_what_a_step_launches_beyond_vllms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the device trims, chances are kept and sent, and a budget is split: here one draft fewer
-    than there are. A GPU is also sent that number."""
-    monkeypatch.setattr(scheduler_of(llm), "_news_in", 1000)
-    monkeypatch.setattr(trimming_module, "best_budget", lambda *what, **_: max(what[4] - 1, 0))
-    steps = warm_steps(llm, 3, launches_counted, monkeypatch)
-    kernels = ["_grade", "_learn_overall", "_scan", "_predict", "_choose"]
-    expected = Counter({f"kernel {name}": 1 for name in kernels} | {COPY: 1})
-    if proposer_of(llm).budget is not None:
-        expected += Counter({"aten::index_put_": 1, "kernel _split": 1, COPY: 1})
-        steps = [step for step in steps if step["kernel _split"]]  # those with drafts to verify
-    assert steps
-    assert all(step == expected for step in steps)
+def launches_of(count: int, plans: Callable[[LLM], None], **settings: Any) -> Counter[str]:
+    """Return what most steps launch on the emulated GPU, in an engine with full graphs. A step in
+    which a request gets a new cache block launches more."""
+    settings = {**SIZES, **ON_GPU, **GRAPHS, "max_model_len": 256, **settings}
+    seen: list[Counter[str]] = []
+    with engine(async_scheduling=True, **settings) as llm:
+        plans(llm)
+        core, worker = llm.llm_engine, worker_of(llm)
+        for number in range(count):
+            core.add_request(str(number), PROMPTS[number][:20], greedy(200, ignore_eos=True))
+        for step in range(WARM_UP + STEPS):
+            if step == WARM_UP:
+                for name in ("execute_model", "sample_tokens"):
+                    setattr(worker, name, counting(getattr(worker, name), seen, name))
+            core.step()
+        core.abort_request([str(number) for number in range(count)])
+        for name in ("execute_model", "sample_tokens"):
+            delattr(worker, name)
+    (most, _), *_ = Counter(frozenset(step.items()) for step in seen).most_common()
+    return Counter(dict(most))
+
+
+def counting(method: Callable[..., Any], seen: list[Counter[str]], name: str) -> Callable[..., Any]:
+    """Wrap a worker's method, so that what it launches is counted with its step."""
+
+    def counted(*args: Any) -> Any:
+        if name == "execute_model":
+            seen.append(Counter())
+        with launches_counted(seen[-1]) if seen else nullcontext():
+            return method(*args)
+
+    return counted
+
+
+@pytest.fixture(scope="module")
+def of_native() -> dict[int, Counter[str]]:
+    """What a step of vLLM's own DFlash launches, by number of requests."""
+    native = {**DFLASH, "num_speculative_tokens": 7}
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        register()
+        ours: Any = EngineArgs.create_speculative_config
+        patch.setattr(EngineArgs, "create_speculative_config", ours.__wrapped__)
+        restore_draft_model()
+        patch.setattr(loading, "_MODEL_ARCH_BY_HASH", {})  # earlier tests' engines are kept there
+        for count in (1, 3):
+            found[count] = launches_of(count, lambda _: None, speculative_config=native)
+    return found
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("length", "beyond"), [(7, 0), (0, 1)], ids=["drafted", "undrafted"])
+def test_what_a_step_launches_beyond_vllms(
+    count: int,
+    length: int,
+    beyond: int,
+    of_native: dict[int, Counter[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In steps that repeat a plan, as nearly all do: between the graphs, two kernels draw and
+    accept tokens, and one grades. Without a block there is a graph, too."""
+
+    def plans(llm: LLM) -> None:
+        directed(llm, monkeypatch, lengths_in_turn(length))
+        monkeypatch.setattr(scheduler_of(llm)._cadence, "is_due", lambda _: False)
+        monkeypatch.setattr(scheduler_of(llm), "_update_in", 1000)
+
+    step, native = launches_of(count, plans, speculative_config=dict(DFLASH)), of_native[count]
+    assert step["graph"] == native["graph"] == 2
+    assert [step[f"kernel {name}"] for name in ("_grade", "_draw", "_accept")] == [1, 1, 1]
+    assert step.total() - native.total() <= beyond, (step - native, native - step)

@@ -1,8 +1,8 @@
-"""Which engines start on which GPU, and what plans draft lengths: vLLM's code on a faked CUDA.
+"""Which engines start on which GPU, and with which graphs: vLLM's code on a faked CUDA.
 
 vLLM's own: the configs with all their validation, the choice of backends, attention layers, cache
 groups, `init_attn_backend`, adaptive verification's own checks, the mode of CUDA graphs and the
-list of graphs to capture. Ours: the plugin in the front end, and the speculator, which decides.
+list of graphs to capture. Ours: the plugin in the front end, and the speculator's graphs.
 
 Left out, because they need a device: weights, the constructors of metadata builders (a class
 stands for its instance), GDN layers (a stub with the real backend and cache spec), capture, and
@@ -14,19 +14,17 @@ from __future__ import annotations
 import pytest
 
 from support.selection_table import (
+    ADAPTIVE,
     ANY,
     CAPABILITIES,
     FEW,
-    TRIMMED,
+    REFUSED,
     Row,
     cells,
     markdown,
     rows,
     split_page,
-    version,
 )
-
-IS_0_33 = version() != "0.32"
 
 
 @pytest.fixture(scope="module")
@@ -39,27 +37,25 @@ def test_every_cell_starts(table: list[Row]) -> None:
     assert [row.cell for row in table] == [cell for c in CAPABILITIES for cell in cells(c)]
 
 
-def test_it_is_trimmed_where_vllm_allows_it_but_with_flash_attention(table: list[Row]) -> None:
-    left_off = [row for row in table if "not confirmed" in row.why]
-    assert {row.mechanism for row in left_off} == {FEW}
-    capabilities = {row.cell.capability for row in left_off}
-    assert capabilities == ({"9.0", "10.0"} if IS_0_33 else {"9.0"})
-    for row in table:
-        if row in left_off:
-            assert (row.selected, row.verdict) == ("FLASH_ATTN", "")
-        elif row.cell.may_trim:
-            is_trimmed = row.mechanism == TRIMMED
-            assert (row.verdict == "") == (row.why == "") == is_trimmed, row
-    failing = {row.verdict for row in table if row.cell.drafter_backend == "FLASHINFER"}
-    # vLLM does not check this in advance; on 0.33 every backend has such a graph.
-    assert ("no full graph was captured" in failing) is not IS_0_33
+def test_drafts_are_verified_adaptively_only_if_asked_for_and_where_vllm_allows_it(
+    table: list[Row],
+) -> None:
+    adaptive = {
+        (row.cell.capability, row.cell.target): row.mechanism
+        for row in table
+        if row.cell.is_adaptive
+    }
+    allowed = {cell for cell, mechanism in adaptive.items() if mechanism == ADAPTIVE}
+    assert set(adaptive.values()) == {ADAPTIVE, REFUSED}
+    assert {("9.0", "full"), ("10.0", "full")} <= allowed
+    assert {row.mechanism for row in table if not row.cell.is_adaptive} == {FEW, ANY}
 
 
 def test_lengths_to_choose_have_graphs(table: list[Row]) -> None:
     for row in table:
         assert row.ungraphed == [], row
-    lengths = {row.mechanism: tuple(row.lengths) for row in table}
-    assert lengths == {TRIMMED: (0, 7), FEW: (0, 1, 3, 7), ANY: tuple(range(8))}
+    lengths = {(row.mechanism, *row.lengths) for row in table}
+    assert lengths == {(FEW, 0, 1, 3, 7), (ANY, *range(8)), (ADAPTIVE, *range(8)), (REFUSED,)}
 
 
 def test_the_drafter_captures_one_width(table: list[Row]) -> None:

@@ -1,5 +1,5 @@
 """Schedulers of the simulated pipeline: blocks of a fixed length, and ours, in place of
-`engine/v2/v2_scheduler.py` and `trimming.py`."""
+`engine/v2/v2_scheduler.py`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from support.fake_time import FakeTime
 from support.simulated_device import Verified
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Bools, Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.budget import Load, RecentWorths, best_budget
-from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import NO_DRAFTS, Learned, StepRecord
 
 FIRST_NEWS, MOST_NEWS = 4, 32
@@ -79,7 +77,7 @@ class Ours:
         outcomes, names = verified.outcomes, scheduled.names
         source = np.where(scheduled.is_fresh, NO_DRAFTS, outcomes.source)
         done = StepRecord(names, verified.produced)
-        done.verified = outcomes.admitted if self.planner.trims else scheduled.given
+        done.verified = scheduled.given
         done.rows = int(scheduled.others.sum() + done.verified.sum())
         done.context_lens = scheduled.context
         done.draft_rows = self._block_rows
@@ -88,36 +86,3 @@ class Ours:
         with patch.object(step_clock, "time", self._time):
             self._clock.finish(done)
         self.planner.observe(done, outcomes._replace(source=source))
-
-
-class OurBudget:
-    """Budget of the drafts that a step verifies."""
-
-    def __init__(self, costs: StepCosts, num_slots: int, width: int) -> None:
-        self.costs, self.width = costs, width
-        self.recent = RecentWorths(num_slots, width)
-        self._min_verified, self._next_min_verified = 0, 0
-
-    def drafts(self, scheduled: Scheduled, chances: Floats) -> int:
-        """Return the drafts to verify for R requests; `chances`: of the previous step's drafts."""
-        slots = np.arange(len(scheduled.names))
-        ahead, drafts = scheduled.ahead, scheduled.given
-        self._min_verified, self._next_min_verified = self._next_min_verified, ahead.min_verified
-        if scheduled.learned is not None:
-            self.costs.records[:] = scheduled.learned.costs
-        for slot in slots[scheduled.is_fresh]:
-            self.recent.forget(slot)
-        self.recent.add(slots, chances)
-        most = int(drafts.sum())
-        if not most:
-            return 0
-        load = Load(
-            num_requests=len(slots),  # a new request has its whole prompt computed
-            rows=int(scheduled.others.sum()),
-            context=float(scheduled.context.sum()),
-            mean_context=float(scheduled.context[drafts > 0].mean()),
-            block_rows=ahead.runs_block * len(slots) * (1 + self.width),
-            block_context=float(scheduled.context.sum()),
-        )
-        scores, steps = self.recent.sample(slots, drafts)
-        return best_budget(self.costs, load, scores, steps, most, self._min_verified)

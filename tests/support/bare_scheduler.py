@@ -18,7 +18,7 @@ from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import OUTCOMES
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.planning.cadence import Cadence
-from vllm_dflash.planning.step import BLOCK
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS
 
 CONTEXT_TOKENS = 100
 """Context of every request."""
@@ -46,9 +46,11 @@ def take_vllm_out(
     is_fair: bool = False,
     tree_nodes: int = 0,
     plans_every_step: bool = True,
+    drops_drafts: bool = False,
 ) -> None:
     """Make vLLM's schedulers do nothing, and ours plan up to 7 drafts and places for trees of
-    `tree_nodes` nodes. Steps take no time here, so they would be planned only now and then."""
+    `tree_nodes` nodes. Steps take no time here, so they would be planned only now and then.
+    `drops_drafts`: with vLLM's adaptive verification."""
     requests = SimpleNamespace(get=lambda _: request())
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
@@ -58,6 +60,7 @@ def take_vllm_out(
             draft_model_config=None,
             num_speculative_tokens=max(WIDTH, tree_nodes),
             max_num_new_slots_for_drafting=WIDTH,
+            enable_adaptive_verification=drops_drafts,
         ),
     )
     for kind in (Scheduler, AsyncScheduler):
@@ -78,7 +81,6 @@ def take_vllm_out(
         is_fair=is_fair,
         draft_width=WIDTH,
         tree_nodes=tree_nodes,
-        chooses_window=False,
         most_active=None,
     )
     monkeypatch.setattr(EngineOptions, "of", lambda _: options)
@@ -95,6 +97,8 @@ def step(
     next_drafts: int = 0,
     source: int = BLOCK,
     admitted: dict[str, int] | None = None,
+    placeholders: str = "",
+    reports: bool = True,
 ) -> Any:
     """A scheduled step and its output.
 
@@ -104,7 +108,9 @@ def step(
         rows: of each request; one and its drafts by default.
         next_drafts: places for the drafts that the step makes.
         source: source of the drafts.
-        admitted: each request's drafts that were verified, 0 for placeholders; all by default.
+        admitted: each request's drafts that were verified; all by default.
+        placeholders: names, a letter each, of requests whose drafts are vLLM's placeholders.
+        reports: whether workers send what became of the drafts.
     """
     rows = rows or {name: 1 + k for name, k in drafts.items()}
     scheduled = SimpleNamespace(
@@ -119,10 +125,12 @@ def step(
         sampled_token_ids=[[5] * count for count in produced.values()],
     )
     kept = {**drafts, **(admitted or {})}
-    verified = np.array([kept.get(name, 0) for name in produced], dtype=np.int64)
+    rows_of = np.array([kept.get(name, 0) for name in produced], dtype=np.int64)
+    verified = rows_of * np.array([name not in placeholders for name in produced], dtype=np.int64)
     table = np.zeros((len(produced), OUTCOME_COLUMNS + WIDTH))
-    table[:, 0], table[:, 1] = np.where(verified > 0, source, 0), verified
+    table[:, 0], table[:, 1] = np.where(verified > 0, source, NO_DRAFTS), rows_of
     table[:, 6], table[:, 7] = verified, (np.array([*produced.values()]) - 1) * (verified > 0)
     table[:, OUTCOME_COLUMNS:] = 0.5 * (np.arange(WIDTH) < verified[:, None])
-    OUTCOMES.attach(output, table)
+    if reports:
+        OUTCOMES.attach(output, table)
     return scheduled, output

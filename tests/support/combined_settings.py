@@ -73,7 +73,6 @@ OF_ENGINES: dict[str, dict[str, Changes]] = {
 ONLY_ON_V2: dict[str, dict[str, Changes]] = {
     "draft_tree": SPECULATIVE["draft_tree"],
     "scheduling": {"synchronous": NOTHING, "asynchronous": NOTHING},
-    "trimming": {"none": NOTHING, "on the device": NOTHING},
 }
 FEWER_ON_V2: dict[str, tuple[str, ...]] = {
     "drafter": ("dflash", "dflash2"),  # LiLiCorr's is the same walk
@@ -105,11 +104,8 @@ EXCLUDED: dict[Pair, str] = {
 }
 """Refused before the start, with these words in the message."""
 WITHOUT_MEANING: dict[Pair, str] = {
-    pair(("trimming", "on the device"), ("draft_length", "fixed")): "fixed lengths are not trimmed",
-    **{
-        pair(("draft_tree", "5 nodes"), other): "drafts are chains, with a line in the log"
-        for other in (("drafter", "dflash2"), ("cache dtype", "fp8"))
-    },
+    pair(("draft_tree", "5 nodes"), other): "drafts are chains, with a line in the log"
+    for other in (("drafter", "dflash2"), ("cache dtype", "fp8"))
 }
 """These have no effect of their own."""
 COMBINATIONS = covering(SETTINGS, {*EXCLUDED, *WITHOUT_MEANING}, seed=0)  # this gives the fewest

@@ -22,13 +22,14 @@ TYPES = {
     name: kind
     for kind, names in {
         "*i64": "slots newest drafts tokens found_tokens best masks layers chain candidates"
-        " likeliest positions drawn sampled",
+        " likeliest positions drawn sampled seeds counts counts_before batch_slots row_slots",
         "*i32": "block_table query_start_loc seq_lens depths num_sampled num_rejected texts"
         " text_lens matches found_matches window found_table found_lens logit_ends row_ends sizes"
-        " paths path_lens rows may_branch parents chains cu_num_logits prefill_lens",
+        " paths path_lens rows may_branch parents chains cu_num_logits prefill_lens ends"
+        " batch_num_sampled",
         "*bf16": "query cache output",
         "*fp32": "confidence block_confidence chances records overall sums outcomes rates trust"
-        " knots sinks parts found_parts log_sums chain_chances probabilities",
+        " knots sinks parts found_parts log_sums chain_chances probabilities values temperatures",
         "fp32": "scale softcap",
     }.items()
     for name in names.split()
@@ -36,7 +37,10 @@ TYPES = {
 """Types of arguments; the others are numbers."""
 KINDS = {"NO_DRAFTS": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
-GRADING = {**KINDS, "REQUEST_MEMORY": 0.9, "HEAD": 6, "COLUMNS": 11, "CUTS": 3}
+GRADING = {**KINDS, "REQUEST_MEMORY": 0.9, "HEAD": 6, "COLUMNS": 11, "CUTS": 3, "ROWS": 256}
+OVERALL = {"BLOCK": 1, "TEXT": 2, "LOG_MEMORY": log2(0.98), "TILE": 128, "COLUMNS": 11}
+DRAWING = {"tokens": "*i32", "rows": "*i64"}
+ALL_ROWS: dict[str, Any] = {**DRAWING, "rows": None}
 CHOICE = {
     **KINDS,
     **WIDTHS,
@@ -96,20 +100,31 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
-    "budget_split._split": [
+    "grading._learn_overall": [{**OVERALL, **WIDTHS}, {**OVERALL, **ONE}],
+    "drawing_kernels._draw": [
+        {**DRAWING, "logits": "*bf16", "V": 151936, "TILE": 8192, "USE_FP64": False},
+        {**ALL_ROWS, "logits": "*fp32", "V": 151936, "TILE": 8192, "USE_FP64": False},
         {
-            **WIDTHS,
-            "BONUS": 1,
-            "SLOTS": 1024,
-            "PADDED_SLOTS": 2048,
-            "PADDED_REQUESTS": count,
-            "FAIR": fair,
-        }
-        for count in (32, 1024)
-        for fair in (False, True)
+            **DRAWING,
+            "values": "*fp64",
+            "logits": "*fp32",
+            "V": 1000,
+            "TILE": 1024,
+            "USE_FP64": True,
+        },
     ],
-    "windowed_context._leave_out": [{"BLOCK_SIZE": 16, "UNIT": 16, "TILE": 1024}],
-    "grading._learn_overall": [{"LOG_MEMORY": log2(0.98), "TILE": 128}],
+    "drawing_kernels._accept": [
+        {**DRAWING, "drafts": "*i32", "PADDED_W": 8, "PADDED_TILES": 32, "NOBODY": 1 << 30},
+        {
+            **ALL_ROWS,
+            "drafts": "*i32",
+            "seq_lens": None,
+            "values": "*fp64",
+            "PADDED_W": 128,
+            "PADDED_TILES": 32,
+            "NOBODY": 1 << 30,
+        },
+    ],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [
         *(NODES, ONE_NODE),

@@ -17,15 +17,13 @@ def main() -> None:
     from support.engines import engine, with_fixed_costs
     from support.interpreter import triton_attention
     from support.schedules import SCENARIOS, outcome_of
-    from support.trimming import trimming
 
     found = {}
     for asked in sys.argv[1:]:
         scheduling, _, name = asked.rpartition(": ")
         scenario = SCENARIOS[name]
-        trims = trimming(with_kernel=False) if scenario.is_trimmed else nullcontext()
         attention = triton_attention() if scenario.has_trees else nullcontext()
-        with with_fixed_costs(), trims, attention, engine(scheduling, **scenario.settings) as llm:
+        with with_fixed_costs(), attention, engine(scheduling, **scenario.settings) as llm:
             found[asked] = outcome_of(llm, scenario)
     print(json.dumps(found))
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from vllm.utils.math_utils import next_power_of_2
 
 from support.decisions_by_hand import DecisionsByHand
 from support.kernel_oracle import Oracle
 from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
-from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade, learn_overall
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.planning.step import NO_DRAFTS
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 CPU = torch.device("cpu")
 LONGEST_TEXT = 200
 UNTOUCHED = 7.0
+LEFT = 3.0
+"""What rows behind a batch hold of an earlier, larger one."""
 
 
 @dataclass
@@ -45,6 +49,7 @@ class World:
         self.texts = self.random.integers(0, 3, (num_slots, LONGEST_TEXT)).astype(np.int32)
         self.total_len = self.random.integers(1, 20, num_slots).astype(np.int32)
         self.last_sampled = torch.zeros(num_slots, 1, dtype=torch.int64)
+        self.counted = np.zeros((2, 4), np.int64)
 
     def there(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         """Return the arrays on the device."""
@@ -91,24 +96,52 @@ class World:
         return sampled, rejected
 
     def grade(self, batch: np.ndarray, sampled: np.ndarray, rejected: np.ndarray) -> None:
-        shape = len(batch) + 1, OUTCOME_COLUMNS + self.width
-        outcomes = torch.full(shape, UNTOUCHED, device=self.where)
+        slots, came, refused = self.there(batch, sampled, rejected)
+        there = self.on_device(batch, sampled)
+        shape = len(there.slots), OUTCOME_COLUMNS + self.width
+        outcomes = torch.full(shape, LEFT, device=self.where)
+        outcomes[:, 0], outcomes[:, OUTCOME_COLUMNS:] = BLOCK, -LEFT
+        self.device.sums[len(batch) :] = LEFT
+        behind = outcomes[len(batch) :].tolist()
         expected = self.by_hand.grade(
             batch.tolist(),
             sampled.tolist(),
             rejected.tolist(),
             [self.texts[slot, : self.total_len[slot]].tolist() for slot in batch],
         )
-        grade(self.device, self.on_device(batch, sampled, rejected), outcomes)
-        expected.append([UNTOUCHED] * outcomes.shape[1])
-        np.testing.assert_allclose(outcomes.cpu().numpy(), expected, rtol=1e-6)
+        held = there.slots.clone(), there.num_sampled.clone()
+        there.clear()
+        counts_before = self.device.counts.clone()
+        grade(self.device, there, slots, came, refused, outcomes)
+        # Where graphs find the batch.
+        assert torch.equal(there.slots, held[0])
+        assert torch.equal(there.num_sampled, held[1])
+        assert torch.equal(self.device.counts_before, counts_before)
+        learn_overall(self.device, there, outcomes)
+        self.counted += self.count(sampled, rejected, expected)
+        assert self.device.counts.tolist() == self.counted.tolist()
+        np.testing.assert_allclose(outcomes.cpu().numpy(), [*expected, *behind], rtol=1e-6)
         self.by_hand.check(self.device)
 
-    def on_device(self, batch: np.ndarray, sampled: np.ndarray, rejected: np.ndarray) -> Batch:
-        slots, came, refused, texts, lens = self.there(
-            batch, sampled, rejected, self.texts, self.total_len
+    def count(self, sampled: np.ndarray, rejected: np.ndarray, outcomes: Any) -> np.ndarray:
+        """Return what a step adds to the counts of drafts from blocks and from texts, [2, 4]."""
+        found = np.zeros((2, 4), np.int64)
+        for tokens, refused, (source, *more) in zip(sampled, rejected, outcomes, strict=True):
+            if tokens and tokens - 1 + refused and source != NO_DRAFTS:
+                found[int(source == TEXT), :3] += 1, tokens - 1 + refused, tokens - 1
+            found[0, 3] += sum(sure < 0 for sure in more[OUTCOME_COLUMNS - 1 :])
+        return found
+
+    def on_device(self, batch: np.ndarray, sampled: np.ndarray) -> Batch:
+        """Return the batch, with at least two rows behind it."""
+        behind = next_power_of_2(len(batch) + 2) - len(batch)
+        slots, came, texts, lens = self.there(
+            np.append(batch, np.full(behind, -1)),
+            np.append(sampled, np.zeros(behind, np.int32)),
+            self.texts,
+            self.total_len,
         )
-        return Batch(slots, came, refused, texts, lens, self.last_sampled.to(self.where))
+        return Batch(slots, came, texts, lens, self.last_sampled.to(self.where))
 
     def choose(
         self, batch: np.ndarray, sampled: np.ndarray, *, has_block: bool, has_text: bool
@@ -116,8 +149,9 @@ class World:
         width, count = self.width, len(batch)
         blocks = self.random.integers(0, 3, (count + 1, width))
         confidence = self.random.random((count + 1, width)).astype(np.float32)
-        for row in confidence[self.random.random(count + 1) < 0.3]:  # not finite somewhere
-            row[self.random.integers(0, width) :] = self.random.choice([0.0, math.nan])
+        for row in np.flatnonzero(self.random.random(count + 1) < 0.3):  # not finite somewhere
+            first = self.random.integers(0, width)
+            confidence[row, first:] = self.random.choice([0.0, math.nan])
         tokens = self.random.integers(0, 3, (count + 1, width))
         matches = self.random.integers(2, 33, count + 1)
         matches[self.random.random(count + 1) < 0.2] = 0
@@ -130,7 +164,7 @@ class World:
         found.matches.copy_(torch.from_numpy(matches))
         given, sure = self.there(blocks.copy(), confidence)
         there = Drafts(given, sure, torch.full((count + 1, width), UNTOUCHED, device=self.where))
-        requests = self.on_device(batch, sampled, np.zeros_like(sampled))
+        requests = self.on_device(batch, sampled)
         choose(self.device, requests, there, found if has_text else None, has_block=has_block)
         drafts, chances = there.tokens.cpu(), there.chances.cpu()
         source = self.device.records[:, 0].tolist()

@@ -10,24 +10,18 @@ import pytest
 from vllm import LLM
 
 from support.engines import proposer_of, scheduler_of
-from vllm_dflash.engine.v2 import trimming
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import PlanAhead
 
 
 def directed(llm: LLM, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Ints], PlanAhead]) -> None:
-    """Make `plan` plan each step from the most drafts that each request can use, [R]. If the device
-    trims, as many drafts are verified as the plan says, and no more."""
+    """Make `plan` plan each step from the most drafts that each request can use, [R]."""
 
     def planned(ids: Any, context_lens: Ints, limits: Ints, steps: int) -> PlanAhead:
         return plan(limits)
 
-    def as_directed(*given: Any, **_: Any) -> int:
-        return min(given[-2:])
-
     monkeypatch.setattr(scheduler_of(llm).planner, "plan", planned)
     monkeypatch.setattr(scheduler_of(llm)._cadence, "is_due", lambda _: True)
-    monkeypatch.setattr(trimming, "best_budget", as_directed)
 
 
 def lengths_in_turn(*lengths: int) -> Callable[[Ints], PlanAhead]:
@@ -36,16 +30,14 @@ def lengths_in_turn(*lengths: int) -> Callable[[Ints], PlanAhead]:
 
     def plan(limits: Ints) -> PlanAhead:
         length = next(left)
-        return PlanAhead(
-            np.minimum(limits, length), runs_block=length > 0, min_verified=length * len(limits)
-        )
+        return PlanAhead(np.minimum(limits, length), runs_block=length > 0)
 
     return plan
 
 
 def prefer(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, text: float, block: float) -> None:
     """Make the device consider every draft of each kind to be that likely."""
-    slots = proposer_of(llm).device_step.slots
+    slots = proposer_of(llm).slots
     monkeypatch.setattr(type(slots), "set_rates", lambda *_: None)
     slots.rates[0], slots.rates[1] = block, text
     slots.records[:, 2:6] = 0.0

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,7 +30,9 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
+from vllm_dflash.engine.v2 import speculator
 from vllm_dflash.engine.v2.draft_slots import HEAD
+from vllm_dflash.engine.v2.exchange import StepPlan
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.vllm_fixes.gathered_ids import fix_gathered_ids
 
@@ -54,6 +57,10 @@ class HfTarget(nn.Module):
         ):
             mine.weight_loader(mine.weight, of_target.weight.data)
         self.lm_head.quant_method.process_weights_after_loading(self.lm_head)
+
+    def forward(self, taps: torch.Tensor) -> tuple[None, list[torch.Tensor]]:
+        """Return what the target's layers have made, as a step's last call on Model Runner V2."""
+        return None, [taps]
 
 
 @dataclass
@@ -276,16 +283,28 @@ class SpeculatorHarness(Harness):
 
     def nan_drafts(self) -> int:
         records, width = (
-            self.proposer.device_step.slots.records,
+            self.proposer.slots.records,
             self.proposer.num_speculative_steps,
         )
         held = records[:, HEAD : HEAD + width]
         return int((held < 0.0).sum())
 
     def _load(self, target: HfTarget) -> None:
-        self.proposer = PlannedSpeculator(self.config, torch.device("cpu"))
-        self.proposer.device_step.free_drafts = None  # none are kept here
+        most = self.config.scheduler_config.max_num_seqs
+        nothing = SimpleNamespace(gpu=torch.zeros(most, 1, dtype=torch.int32))
+        states = SimpleNamespace(
+            all_token_ids=nothing,
+            total_len=nothing,
+            last_sampled_tokens=torch.zeros(most, 1, dtype=torch.int64),
+        )
+        runner: Any = SimpleNamespace(
+            device=torch.device("cpu"), req_states=states, output_copy_stream=None
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(speculator, "has_room_for_texts", lambda *_: False)  # none are kept here
+            self.proposer = PlannedSpeculator(self.config, runner)
         self.proposer.load_model(target)
+        self.target = target
 
     def _initialize_attention(self, cache: KVCacheConfig) -> None:
         drafter = self.proposer
@@ -306,12 +325,8 @@ class SpeculatorHarness(Harness):
         self.tables.input_block_tables[0][: len(rows)] = self.blocks[requests]
         rejected = torch.tensor([row.num_rejected for row in rows], dtype=torch.int32)
         sampled = torch.tensor([int(not row.in_prompt) for row in rows], dtype=torch.int32)
-        last_sampled = torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int64)
+        last_sampled = drafter.batch.newest
         last_sampled[requests, 0] = torch.tensor([row.bonus for row in rows])
-        nothing = SimpleNamespace(gpu=torch.zeros(drafter.max_num_reqs, 1, dtype=torch.int32))
-        drafter.req_states = SimpleNamespace(
-            all_token_ids=nothing, total_len=nothing, last_sampled_tokens=last_sampled
-        )
         seq_lens = torch.from_numpy(np.array(starts, dtype=np.int32) + counts)
         batch = SimpleNamespace(
             req_ids=[str(request) for request in requests],
@@ -326,13 +341,14 @@ class SpeculatorHarness(Harness):
             query_start_loc=query_starts(rows),
             seq_lens_cpu_upper_bound=seq_lens,
         )
-        drafter.observe_verification(batch.idx_mapping, sampled, rejected)
+        drafter.plan = StepPlan(runs_block=True, length=drafter.num_speculative_steps)
+        _, taps = self.target(torch.cat([row.features for row in rows]))
         tokens = drafter.propose(
             batch,
             {},
             {},
             None,
-            [torch.cat([row.features for row in rows])],
+            taps,
             sampled,
             rejected,
             last_sampled,
@@ -347,7 +363,9 @@ class SpeculatorHarness(Harness):
         context = starts + counts - rejected.numpy()
         most = drafter.num_speculative_steps if wanted is None else wanted
         lengths = draft_limits(context, ends, most, sampled.numpy() > 0)
-        finite = (drafter.confidence[: len(rows)] > 0).int().cumprod(dim=1).sum(dim=1).numpy()
+        finite = (
+            (drafter.drafts.confidence[: len(rows)] > 0).int().cumprod(dim=1).sum(dim=1).numpy()
+        )
         return [
             row[:k].tolist() for row, k in zip(tokens, np.minimum(lengths, finite), strict=True)
         ]

@@ -24,7 +24,7 @@ from vllm_dflash.engine.worker import DraftingWorker
 
 ON_CPU = (
     "plain",
-    "any length",
+    "planned",
     *(f"asynchronous: {name}" for name in SCENARIOS if name not in ("plain", "trees")),
 )
 

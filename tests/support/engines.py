@@ -179,19 +179,36 @@ def drafter_cache_per_token(llm: LLM) -> int:
 
 def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
     """Watch an engine: tokens of each verify step, per request, filled while it generates."""
-    statistics = proposer_of(llm).statistics
     lengths: dict[str, list[int]] = {}
-    count = statistics.count_verified
 
-    def watched(
-        ids: Sequence[str], produced: Sequence[int], drafts: Sequence[tuple[int, int]]
-    ) -> None:
-        count(ids, produced, drafts)
-        for name, tokens, (verified, _) in zip(ids, produced, drafts, strict=True):
-            if verified:
+    def count(ids: Sequence[str], produced: Sequence[int], drafts: Sequence[int]) -> None:
+        for name, tokens, verified in zip(ids, produced, drafts, strict=True):
+            if verified and tokens:
                 lengths.setdefault(name, []).append(tokens)
 
-    statistics.count_verified = watched
+    if not USES_V2:
+        statistics = proposer_of(llm).statistics
+        count_verified = statistics.count_verified
+
+        def watched(ids: Any, produced: Any, drafts: Any) -> None:
+            count_verified(ids, produced, drafts)
+            count(ids, produced, [verified for verified, _ in drafts])
+
+        statistics.count_verified = watched
+        return lengths
+
+    from vllm_dflash.engine.v2.exchange import OUTCOMES, verified_drafts
+
+    scheduler = scheduler_of(llm)
+    update = scheduler.update_from_output
+    scheduler._cadence.is_due = lambda _: True  # then the outcomes of all steps are reported
+
+    def updated(scheduled: Any, output: Any) -> Any:
+        if (table := OUTCOMES.on(output)) is not None:
+            count(output.req_ids, [*map(len, output.sampled_token_ids)], verified_drafts(table))
+        return update(scheduled, output)
+
+    scheduler.update_from_output = updated
     return lengths
 
 

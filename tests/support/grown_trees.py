@@ -13,6 +13,7 @@ from support.kernel_oracle import Oracle
 from support.trees_by_hand import Tree, calibrated, grown, path_of
 from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.trees.tree_growth import Candidates, grow
 from vllm_dflash.engine.v2.trees.tree_rows import place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
@@ -77,17 +78,20 @@ class Grown:
         return (accepted + overall) / (expected + prior)
 
     def grow(self, *, has_block: bool = True) -> None:
-        there, sampled = self.there(self.of_request, self.sampled)
+        """Grow the trees; two rows behind the batch have no request."""
+        there, sampled = self.there(
+            np.append(self.of_request, [-1, -1]), np.append(self.sampled, np.zeros(2, np.int32))
+        )
         nothing = torch.zeros(0)
-        batch = Batch(there, sampled, nothing, nothing, nothing, self.newest[:, None])
-        handed_over = self.drafts, self.chances
+        batch = Batch(there, sampled, nothing, nothing, self.newest[:, None])
+        drafts = self.drafts, self.chances
         grow(
             self.trees,
             self.slots,
             batch,
             self.chosen,
             self.candidates,
-            handed_over,
+            drafts,
             has_block=has_block,
         )
 
@@ -124,13 +128,14 @@ class Grown:
                 if random.random() < 0.8:
                     drawn[ends[request] + 1 + tree.parents[node]] = tree.tokens[node]
         sampled = torch.full((count, 1 + nodes), -1, device=device)
-        num_sampled = torch.full((count,), 99, device=device)
+        num_sampled, num_rejected = torch.full((2, count), 99, device=device)
         slots, first, tokens = self.there(self.of_request, ends.astype(np.int32), drawn)
-        walk(trees, slots, first, tokens, sampled, num_sampled, start=start)
+        verified = Verified(tokens, sampled, num_sampled, num_rejected)
+        walk(trees, slots, first, verified, start)
         for request, tree in enumerate(self.by_hand):
             row = start + request
             if rows[request] == 0 or trees.sizes[self.of_request[request]] == 0:
-                assert num_sampled[request] == 99
+                assert num_sampled[request] == num_rejected[request] == 99
                 assert trees.path_lens[row] == 0
                 assert (trees.chains[row] == -1).all()
                 continue
@@ -138,6 +143,7 @@ class Grown:
             path = path_of(tree, mine, int(rows[request]))
             wrote = [int(mine[0]), *(int(mine[1 + node]) for node in path)]
             assert num_sampled[request] == len(wrote)
+            assert num_rejected[request] == rows[request] - len(path)
             assert sampled[request, : len(wrote)].tolist() == wrote
             assert trees.paths[row, : len(path)].tolist() == path
             assert trees.path_lens[row] == len(path)

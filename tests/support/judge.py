@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from support.ahead_scheduler import Fixed, OurBudget, Ours
+from support.ahead_scheduler import Fixed, Ours
 from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
@@ -19,7 +19,6 @@ class Regime(NamedTuple):
 
     choices: tuple[int, ...]
     """Lengths that all requests of a step may be given, except 0."""
-    trims: bool = False
     ragged_ms: float = 0.0
 
     def world(self) -> dict[str, Any]:
@@ -29,7 +28,6 @@ class Regime(NamedTuple):
 
 
 REGIMES = {
-    "trims": Regime((7,), trims=True),
     "captured lengths": Regime(CAPTURED, ragged_ms=0.5),
     "any length": Regime(tuple(range(1, 8))),
 }
@@ -48,18 +46,14 @@ def ours(
     """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
     clock, width = FakeTime(), drafts.width
     planner = AheadPlanner(width, num_requests)
-    profiles = [table.costs(num_requests) for _ in range(2)]
-    for profile in profiles:
-        profile.verify.seconds[:] *= scale
-    ragged_seconds = regime.ragged_ms / 1000
-    planner.start(profiles[0], regime.choices, trims=regime.trims, ragged_seconds=ragged_seconds)
-    budget = OurBudget(profiles[1], num_requests, width) if regime.trims else None
+    profile = table.costs(num_requests)
+    profile.verify.seconds[:] *= scale
+    planner.start(profile, regime.choices, ragged_seconds=regime.ragged_ms / 1000)
     return Pipeline(
         Ours(planner, clock),
         drafts,
         num_requests,
         table,
-        budget=budget,
         looks_up=looks_up,
         clock=clock,
         **{**regime.world(), **world},

@@ -1,17 +1,15 @@
 """All our Triton kernels: a test checks that none is missing here."""
 
 from support.decided_steps import DECISIONS
+from support.drawn_tokens import DRAWING
 from support.grown_trees import TREES
 from support.judged_logits import CONFIDENCE
 from support.kernel_oracle import Oracle
-from support.left_out_blocks import LEFT_OUT
 from support.moved_nodes import TREE_MOVE
 from support.searched_texts import TEXT_LOOK_UP
-from support.split_budgets import BUDGETS
 from support.tree_rows import TREE_ATTENTION
 
 ORACLES: tuple[Oracle, ...] = (
-    *(CONFIDENCE, TEXT_LOOK_UP, DECISIONS, BUDGETS),
+    *(CONFIDENCE, TEXT_LOOK_UP, DECISIONS, DRAWING),
     *(TREES, TREE_ATTENTION, TREE_MOVE),
-    LEFT_OUT,
 )

@@ -52,8 +52,6 @@ class Scenario:
 
     speculative: dict[str, Any] | None
     prompts: list[str] = field(default_factory=lambda: PROMPTS)
-    is_trimmed: bool = False
-    """Whether the device drops drafts: needs graphs, except on the CPU platform."""
     has_trees: bool = False
     """Whether the target attends to trees: on the CPU platform only in the interpreter."""
 
@@ -64,16 +62,14 @@ class Scenario:
         return {**SIZES, "speculative_config": dict(self.speculative)}
 
 
-UNTRIMMED = {"enable_adaptive_verification": False}
 SCENARIOS: dict[str, Scenario] = {
     "plain": Scenario(None),
     "fixed": Scenario(FIXED),
-    "any length": Scenario({**DFLASH, **UNTRIMMED}),
-    "trimmed": Scenario(DFLASH, is_trimmed=True),
-    "free drafts": Scenario({**DFLASH, **UNTRIMMED}, REPEATING),
-    "DFlash 2": Scenario({**DFLASH, **UNTRIMMED, "model": str(DEMO / "drafter2")}),
-    "LiLiCorr": Scenario({**DFLASH, **UNTRIMMED, "model": str(DEMO / "lilicorr")}),
-    "trees": Scenario({**DFLASH, "draft_tree": 15}, is_trimmed=True, has_trees=True),
+    "planned": Scenario(DFLASH),
+    "free drafts": Scenario(DFLASH, REPEATING),
+    "DFlash 2": Scenario({**DFLASH, "model": str(DEMO / "drafter2")}),
+    "LiLiCorr": Scenario({**DFLASH, "model": str(DEMO / "lilicorr")}),
+    "trees": Scenario({**DFLASH, "draft_tree": 15}, has_trees=True),
 }
 
 

@@ -43,7 +43,7 @@ def look_up(
     """Return what is found and what is expected, [R + 1, K + 1]: tokens, and the match.
 
     Texts are in slots in the opposite order, with others between them; no token follows them. The
-    last row belongs to no text.
+    last row is behind the batch, where graphs have none of its requests.
     """
     num_requests, num_slots = len(requests), 2 * len(requests) + 1
     longest = max(map(len, requests))
@@ -60,7 +60,7 @@ def look_up(
     for each in tensors_of(found):
         each.fill_(UNTOUCHED)  # of an earlier step
     found._best.fill_((LONGEST << 32) | 1)
-    arrays = np.array(slots), sampled, np.zeros_like(sampled), texts, total_len, total_len
+    arrays = np.array([*slots, -1]), np.append(sampled, np.int32(0)), texts, total_len, total_len
     found.look_up(Batch._make(torch.from_numpy(each).to(device) for each in arrays))
     columns = found.tokens, found.matches[:, None]
     expected.append(([UNTOUCHED] * width, UNTOUCHED))

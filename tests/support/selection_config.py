@@ -55,8 +55,8 @@ def create_config(folder: Path, cell: Cell) -> VllmConfig:
     speculative: dict[str, Any] = {"method": "dflash", "model": str(folder / "drafter")}
     if cell.drafter_backend != "auto":
         speculative["attention_backend"] = cell.drafter_backend
-    if not cell.may_trim:
-        speculative["enable_adaptive_verification"] = False
+    if cell.is_adaptive:
+        speculative["enable_adaptive_verification"] = True
     settings: dict[str, Any] = {}
     if cell.level == "eager":
         settings["enforce_eager"] = True

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from vllm.config import (
     CompilationMode,
     CUDAGraphMode,
@@ -48,11 +49,11 @@ from support.selection_config import (
     WINDOW,
     create_config,
 )
-from support.selection_table import ANY, FEW, TRIMMED, Cell, Row
+from support.selection_table import ADAPTIVE, ANY, FEW, REFUSED, Cell, Row
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine import agreement
 from vllm_dflash.engine.v2 import loaded_speculator, speculator
-from vllm_dflash.engine.v2.trimming import lengths_to_choose
+from vllm_dflash.engine.v2.v2_profile import lengths_to_choose
 from vllm_dflash.model.layers import DraftAttentionCache
 
 try:
@@ -72,12 +73,15 @@ class Engine:
 
     def __init__(self, config: VllmConfig, kind: str) -> None:
         self.config = config
-        self.speculator = speculator.PlannedSpeculator(config, CPU)
+        runner: Any = SimpleNamespace(
+            device=CPU, req_states=request_states(), output_copy_stream=None
+        )
+        self.speculator = speculator.PlannedSpeculator(config, runner)
         self.max_draft = self.speculator.num_speculative_steps
         with set_current_vllm_config(config), _default_dtype(torch.bfloat16):
             build_target(config, kind)
             self.targets = set(self.layers)
-            self.speculator.load_model(SimpleNamespace())
+            self.speculator.load_model(nn.Module())
         current_platform.update_block_size_for_backend(config)
         with set_current_vllm_config(config):
             specs = {name: layer.get_kv_cache_spec(config) for name, layer in self.layers.items()}
@@ -89,7 +93,7 @@ class Engine:
     def layers(self) -> dict[str, Any]:
         return get_layers_from_vllm_config(self.config, AttentionLayerBase)
 
-    def initialize(self, *, trims: bool) -> Any:
+    def initialize(self) -> Any:
         """Return the runner as vLLM's `GPUModelRunner.initialize_kv_cache` leaves it."""
         config, compilation = self.config, self.config.compilation_config
         draft_names = self.speculator.draft_attn_layer_names
@@ -97,7 +101,7 @@ class Engine:
             self.cache, config, CPU, draft_layer_names=draft_names
         )
         verification = adaptive.maybe_create_adaptive_verification_manager(
-            enable_adaptive_verification=trims,
+            enable_adaptive_verification=self.speculator.enable_adaptive_verification,
             attn_groups=self.groups,
             req_states=SimpleNamespace(num_speculative_steps=self.max_draft),
             query_start_loc=torch.zeros(1),
@@ -134,34 +138,26 @@ class Engine:
             cudagraph_manager=graphs,
         )
 
-    def verdict(self) -> str:
-        """Return why vLLM would fail with adaptive verification on these layers, or ""."""
-        compilation = self.config.compilation_config
-        speculative, mode = self.config.speculative_config, compilation.cudagraph_mode
-        before = speculative.enable_adaptive_verification
-        speculative.enable_adaptive_verification = True
-        try:
-            self.config._validate_adaptive_verification()
-            runner = self.initialize(trims=True)
-            # It then measures what a graph of each size takes, and raises if there is none.
-            counts = runner.cudagraph_manager.captured_token_counts()
-            return "" if counts else "no full graph was captured"
-        except (AssertionError, ValueError) as error:
-            return str(error) or type(error).__name__
-        finally:
-            speculative.enable_adaptive_verification = before
-            compilation.cudagraph_mode = mode
-
     def draft_widths(self, mode: CUDAGraphMode) -> list[int]:
-        """Return the rows of a request in the drafter's graphs."""
+        """Return the rows of a request in the drafter's graphs: those that draft a block, and those
+        of steps without one."""
         # Ours also makes a builder for each kind of layer, which needs a device.
         DraftModelSpeculator.set_attn(self.speculator, None, self.cache, None, None, self.groups)
         self.speculator.init_cudagraph_manager(mode)
-        manager = self.speculator.query_cudagraph_manager
-        found = {
-            desc.uniform_token_count for desc in manager._capture_descs.get(CUDAGraphMode.FULL, ())
-        }
-        return sorted(found)
+        both: Any = (self.speculator.block_graphs, self.speculator.context_graphs)
+        found, of_context = (graphs._capture_descs.get(CUDAGraphMode.FULL, ()) for graphs in both)
+        assert found == of_context
+        return sorted({desc.uniform_token_count for desc in found})
+
+
+def request_states() -> Any:
+    """Return what a runner knows of its requests, as far as a speculator refers to it."""
+    empty = SimpleNamespace(gpu=torch.zeros(0, dtype=torch.int32))
+    return SimpleNamespace(
+        all_token_ids=empty,
+        total_len=empty,
+        last_sampled_tokens=torch.zeros(0, 1, dtype=torch.int64),
+    )
 
 
 def build_target(config: VllmConfig, kind: str) -> None:
@@ -236,6 +232,7 @@ def stand_in_for_a_device() -> None:
     cudagraph_utils.get_pp_group = lambda: alone
     setattr(agreement, "get_tp_group", lambda: alone)  # noqa: B010
     setattr(loaded_speculator, "get_model", build_drafter)  # noqa: B010
+    setattr(speculator, "has_room_for_texts", lambda *_: False)  # noqa: B010
     for name in ("get_device_sm_count", "get_trtllm_gen_multi_ctas_kv_counter_bytes"):
         setattr(flashinfer_backend, name, lambda *_: 1)
     flashinfer_backend._get_multi_ctas_kv_counter_buffer = lambda *_: None  # vLLM 0.33
@@ -244,29 +241,35 @@ def stand_in_for_a_device() -> None:
 
 
 def run(folder: Path, cell: Cell) -> Row:
-    """Start an engine as far as it goes."""
+    """Start an engine as far as it goes, or until vLLM refuses to verify adaptively."""
+    try:
+        return _run(folder, cell)
+    except ValueError as error:
+        if not cell.is_adaptive or "Adaptive verification" not in str(error):
+            raise
+        return Row(cell, mechanism=REFUSED)
+
+
+def _run(folder: Path, cell: Cell) -> Row:
     flashinfer.has_nvidia_artifactory = lambda: cell.has_kernels
     flashinfer.supports_trtllm_attention.cache_clear()
     config = create_config(folder, cell)
-    assert not config.speculative_config.enable_adaptive_verification
+    assert config.speculative_config.enable_adaptive_verification == cell.is_adaptive
     assert config.scheduler_config.async_scheduling == cell.is_async
     engine = Engine(config, cell.target)
     with set_current_vllm_config(config):
-        verdict = engine.verdict()
         for _ in ("to measure memory", "to serve"):
-            runner = engine.initialize(trims=engine.speculator.enable_adaptive_verification)
+            runner = engine.initialize()
         widths = engine.draft_widths(runner.cudagraph_manager.cudagraph_mode)
     graphs, lengths = runner.cudagraph_manager, lengths_to_choose(runner, engine.max_draft)
     if runner.adaptive_verification is not None:
-        mechanism = TRIMMED
+        mechanism = ADAPTIVE
     else:
         mechanism = FEW if len(lengths) <= engine.max_draft else ANY
     full = [name for name in engine.targets if LAYERS[cell.target][int(name.split(".")[2])] == FULL]
     return Row(
         cell,
         mechanism=mechanism,
-        why=engine.speculator.untrimmed or "",
-        verdict=verdict,
         selected=engine.layers[min(full)].get_attn_backend().get_name(),
         lengths=lengths,
         ungraphed=[length for length in lengths if not has_graphs(graphs, length)],

@@ -1,4 +1,4 @@
-"""Which mechanism plans draft lengths on which GPU, as vLLM's own code decides it.
+"""Which draft lengths a step can have on which GPU, as vLLM's own code decides it.
 
 `make selection` writes the table into docs/compatibility.md.
 """
@@ -17,9 +17,10 @@ BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "auto")
 TARGETS = ("full", "mixed", "hybrid")
 LEVELS = ("-O0", "-O1", "-O2", "-O3", "eager")
 
-TRIMMED = "trimmed"
 FEW = "few lengths"
 ANY = "any length"
+ADAPTIVE = "vLLM's adaptive verification"
+REFUSED = "refused"
 
 PAGE = ROOT / "docs" / "compatibility.md"
 MARK = "<!-- {} of what `make selection` writes with vLLM {} -->\n"
@@ -37,8 +38,8 @@ class Cell:
     level: str = "-O2"
     is_async: bool = True
     drafter_backend: str = "auto"
-    may_trim: bool = True
-    """Whether the user lets us decide if drafts are trimmed on the device."""
+    is_adaptive: bool = False
+    """Whether the user asks for vLLM's adaptive verification."""
     has_kernels: bool = True
     """Whether FlashInfer's precompiled kernels are available."""
 
@@ -50,10 +51,7 @@ class Row:
     cell: Cell
     error: str = ""
     mechanism: str = ""
-    why: str = ""
-    """Why the device does not trim."""
-    verdict: str = ""
-    """vLLM's message on adaptive verification with these layers, if it refuses or fails."""
+    """Which lengths have graphs; or `REFUSED`, if vLLM allows no adaptive verification there."""
     selected: str = ""
     """The backend of the target's full layers."""
     lengths: Sequence[int] = ()
@@ -86,7 +84,8 @@ def others(capability: str) -> list[Cell]:
         *(replace(default, level=level) for level in LEVELS if level != default.level),
         replace(default, is_async=False),
         replace(default, is_async=False, level="eager"),
-        replace(default, may_trim=False),
+        replace(default, is_adaptive=True),
+        replace(default, is_adaptive=True, backend="TRITON_ATTN"),
         replace(default, backend="FLASHINFER", has_kernels=False),
         replace(default, backend="TRITON_ATTN", drafter_backend="FLASHINFER"),
     ]
@@ -140,8 +139,8 @@ def _name(cell: Cell) -> str:
         parts = []
     if not cell.is_async:
         parts.insert(0, "`--no-async-scheduling`")
-    if not cell.may_trim:
-        parts.append("`enable_adaptive_verification: false`")
+    if cell.is_adaptive:
+        parts.append("`enable_adaptive_verification: true`")
     if cell.backend != "auto":
         parts.append(cell.backend)
     if not cell.has_kernels:

@@ -54,22 +54,16 @@ class SimulatedDevice:
         for bias in self._biases:
             bias.forget(slots)
 
-    def verify(self, slots: Ints, given: Ints, budget: int | None, is_fresh: Bools) -> Verified:
+    def verify(self, slots: Ints, given: Ints, is_fresh: Bools) -> Verified:
         """Verify the drafts of R requests, grade them, and go on in their texts.
 
         Args:
             slots: of the requests, [R].
             given: places for drafts of each, [R].
-            budget: how many drafts of all requests are verified; None: all.
             is_fresh: whether each has just arrived, [R].
         """
         self.forget(slots[is_fresh])
         admitted = given.copy()
-        if budget is not None and budget < given.sum():
-            survival = np.cumprod(self.chances[slots], axis=1)
-            survival[np.arange(self.width) >= given[:, None]] = -1.0
-            best = np.argsort(-survival, axis=None, kind="stable")[:budget]
-            admitted = np.bincount(best // self.width, minlength=len(slots))
         source = self.source[slots]
         right = np.where(source == BLOCK, self._block_true[slots], self._text_true[slots])
         accepted = np.where(source == NO_DRAFTS, 0, np.minimum(admitted, right))

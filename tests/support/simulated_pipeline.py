@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from support.ahead_scheduler import Fixed, OurBudget, Ours, Scheduled
+from support.ahead_scheduler import Fixed, Ours, Scheduled
 from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
@@ -37,8 +37,6 @@ class Pipeline:
     drafts: RecordedDrafts
     num_requests: int
     costs: CostTable
-    budget: OurBudget | None = None
-    """Set if the device trims drafts."""
     looks_up: bool = False
     captured: tuple[int, ...] | None = None
     """Lengths that all requests may have without `ragged_ms`; None: any length."""
@@ -71,7 +69,6 @@ class Pipeline:
         self._ends_at = np.arange(count) % CHAPTERS + 1
         self._places = np.zeros(count, np.int64)
         self._is_fresh = np.ones(count, bool)
-        self._chances = deque([self.device.chances.copy()] * 2, maxlen=2)
         self.device.text[:] = self._orders[:, 0]
         # All are somewhere in their texts.
         self.device.place[:] = self._rng.integers(0, self._end, count) - 1 if count > 1 else -1
@@ -105,16 +102,11 @@ class Pipeline:
         scheduled = Scheduled(names, fresh.copy(), others, given, context, ahead, learned)
         if learned is not None:
             device.learn(learned)
-        budget = None
-        if self.budget is not None:
-            self._chances[0][fresh] = 0.0
-            budget = self.budget.drafts(scheduled, self._chances[0])
-        verified = device.verify(slots, given, budget, fresh)
+        verified = device.verify(slots, given, fresh)
         self.admitted.append(verified.admitted)
         self.block_steps.append(ahead.runs_block)
         ended = self._turn_pages()
         device.choose(slots, runs_block=ahead.runs_block)
-        self._chances.append(device.chances.copy())
         ready = max(self.clock.now, self._device_free) + self._target_seconds(scheduled, verified)
         self._device_free = ready
         if ahead.runs_block:

@@ -54,7 +54,7 @@ class Grower:
 
     def written_down(self) -> tuple[list[Any], torch.Tensor]:
         """Return tree and last token of each request, step by step, and all that was learned."""
-        slots = self.drafter.device_step.slots
+        slots = self.drafter.slots
         return self.grown, torch.cat([slots.overall.flatten(), slots.records.flatten()])
 
 

@@ -20,7 +20,7 @@ import vllm_dflash
 from support import ROOT, vllm_source
 from support.vllm_source import RECORDS, all_seams, examine, imported
 from vllm_dflash import seams
-from vllm_dflash.engine.v2.exchange import CountedOutput
+from vllm_dflash.engine.v2.exchange import ReportedOutput
 from vllm_dflash.seams import SEAMS, SUPPORTED_VLLM, Seam
 from vllm_dflash.vllm_sources import Sources
 
@@ -60,7 +60,7 @@ def test_seams_of_each_version(version: str) -> None:
 def test_outputs_have_all_that_each_version_asks_of_them(version: str) -> None:
     entry = RECORDED[version]["seams"]["vllm.v1.outputs:AsyncModelRunnerOutput"]
     assert "get_output" in entry["abstract"]
-    assert {*entry["abstract"]} <= vars(CountedOutput).keys()
+    assert {*entry["abstract"]} <= vars(ReportedOutput).keys()
 
 
 @pytest.mark.parametrize("version", sorted(RECORDED))

@@ -66,12 +66,8 @@ class EngineOptions:
     """What lengths are planned for; see `planning.objective`."""
     most_free: int = 0
     """Maximum number of free drafts per request and step; 0 disables free drafts."""
-    may_trim: bool = True
-    """Whether vLLM's adaptive verification may be turned on; False if the user turned it off."""
     captures_lengths: bool = False
     """Whether vLLM gets a table of draft lengths to capture graphs for."""
-    chooses_window: bool = False
-    """Whether draft windows are chosen while the engine runs (`planning.window`)."""
     runner: Runner = "v1"
     tree_nodes: int = 0
     """Maximum number of nodes in a draft tree; 0: all drafts are chains."""

@@ -159,9 +159,8 @@ def length_table(max_draft: int, num_nodes: int = 0) -> list[tuple[int, int, int
     0, about K/4, K/2 and K, and if a tree has more nodes than K, its sizes (`tree_sizes`).
 
     vLLM looks up a length by batch size; our schedulers choose among the lengths by their expected
-    gain, or give each request its own. Workers in which vLLM can trim each request's drafts on the
-    device capture graphs of ragged batches instead (`engine/v2/trimming.py`): they know the
-    attention backends, which are not known here yet.
+    gain, or give each request its own. With vLLM's adaptive verification, workers capture graphs of
+    ragged batches instead.
 
     With the bonus token, a request has a quarter or half of the block's rows. A batch finds a graph
     only among those of the next captured size, and blocks are powers of two: then sizes, which

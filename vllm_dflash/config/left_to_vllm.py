@@ -194,13 +194,12 @@ def _engine_reasons(
             " --tensor-parallel-size)"
         )
     size, backend = parallel.tensor_parallel_size, parallel.distributed_executor_backend
-    is_timed = requested.get("draft_length") != "fixed" or requested.get("draft_window") == "auto"
+    is_timed = requested.get("draft_length") != "fixed"
     if backend == "external_launcher" and size > 1 and is_timed and runner_here() == "v2":
         yield (
             "distributed_executor_backend is 'external_launcher' and tensor_parallel_size is"
-            f" {size}, so each rank schedules for itself, and draft lengths and windows chosen by"
-            ' their own clocks would differ (write "draft_length": "fixed", and no "draft_window":'
-            ' "auto")'
+            f" {size}, so each rank schedules for itself, and draft lengths chosen by their own"
+            ' clocks would differ (write "draft_length": "fixed")'
         )
     if requested.get("rejection_sample_method") == "fly":
         yield (

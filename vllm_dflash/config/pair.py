@@ -71,7 +71,6 @@ def resolve(
         drafter_ranks=drafter_ranks(drafter, parallel.tensor_parallel_size, ranks),
         objective=settings.objective,
         most_free=most_free,
-        may_trim=settings.enable_adaptive_verification is not False,
         # Another scheduler would apply the table literally, and vLLM drops it with data
         # parallelism. For Mamba layers, vLLM captures only full lengths.
         captures_lengths=current_platform.is_cuda()
@@ -79,35 +78,10 @@ def resolve(
         and is_our_scheduler
         and parallel.data_parallel_size == 1
         and not is_other_hybrid(target),
-        chooses_window=chooses_window(settings, parallel, runner, engine_args.scheduler_cls),
         runner=runner,
         tree_nodes=nodes,
         most_active=engine_args.max_num_active_seqs,
     )
-
-
-def chooses_window(
-    settings: SpeculativeSettings, parallel: ParallelConfig, runner: Runner, scheduler: Any
-) -> bool:
-    """Whether draft windows are chosen while the engine runs.
-
-    Raises:
-        ValueError: its contexts are split among ranks, or the user's scheduler would not choose.
-    """
-    if settings.draft_window != "auto":
-        return False
-    if runner == "v2" and scheduler is not None:
-        raise ValueError(
-            f"draft_window is 'auto', but with --scheduler-cls {scheduler} nothing chooses windows"
-            " on Model Runner V2: leave that out, or write a number of tokens."
-        )
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (size := getattr(parallel, name)) > 1:
-            raise ValueError(
-                f"draft_window is 'auto', but contexts are split among ranks ({name} is {size}):"
-                " write a number of tokens, or leave draft_window out."
-            )
-    return True
 
 
 def tree_nodes(
@@ -169,8 +143,7 @@ def checked_drafter(
     check_pair(drafter, facts)
     if Path(settings.model).is_dir() and loads_weights(settings, engine_args):
         check_weights(drafter, Path(settings.model))
-    window = None if settings.draft_window == "auto" else settings.draft_window
-    return drafter.model_copy(update={"draft_window": window})
+    return drafter.model_copy(update={"draft_window": settings.draft_window})
 
 
 def check_weights(drafter: DrafterSpec, folder: Path) -> None:

@@ -50,12 +50,8 @@ class SpeculativeSettings(BaseModel):
         "'adaptive' (the length of every draft is planned, down to none if drafting does not"
         " pay) or 'fixed' (always num_speculative_tokens)",
     )
-    draft_window: Literal["auto"] | Annotated[int, Field(ge=1, lt=LARGEST, strict=False)] | None = (
-        described(
-            None,
-            "a positive number of tokens that the drafter's layers attend to at most, or 'auto' (in"
-            " long contexts, all of them or the last ones, whichever is fastest)",
-        )
+    draft_window: Annotated[int, Field(ge=1, lt=LARGEST, strict=False)] | None = described(
+        None, "a positive number of tokens that the drafter's layers attend to at most"
     )
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'

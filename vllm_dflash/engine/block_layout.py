@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_dflash.planning import Bools, Ints
-from vllm_dflash.planning.window import WHOLE, Window
 
 
 def bonus_tokens(sampled: Ints, discarded: Bools, vocab_size: int) -> tuple[Ints, Ints]:
@@ -98,8 +97,6 @@ class BlockInputs:
     """[D + 1]."""
     seq_lens: npt.NDArray[np.int32]
     """Tokens of context plus block that attention reads, [D]."""
-    first_blocks: Ints
-    """First cache block that attention reads, [D]."""
     offsets: npt.NDArray[np.int64]
     """Index of each row in its block, [Q]."""
     mask_rows: Ints
@@ -113,7 +110,6 @@ def block_inputs(
     mask_token_id: int,
     block_table: Ints,
     block_size: int,
-    window: Window = WHOLE,
 ) -> BlockInputs:
     """Lay out one block for each request that is drafted; widths may differ.
 
@@ -124,7 +120,6 @@ def block_inputs(
         mask_token_id: id in the place of each token to be drafted.
         block_table: cache blocks of each request, [R, max blocks].
         block_size: tokens per cache block (not per drafted block).
-        window: what the blocks attend to.
     """
     requests = np.nonzero(draft_lens > 0)[0]
     widths = draft_lens[requests] + 1
@@ -135,31 +130,13 @@ def block_inputs(
     positions = context_lens[owners] + offsets  # [Q] int64
     columns, inside = np.divmod(positions, block_size)
     blocks = block_table[owners, columns]
-    skipped = window.skipped(context_lens[requests], block_size)
     return BlockInputs(
         requests=requests,
         input_ids=np.where(offsets == 0, bonus_ids[owners], mask_token_id).astype(np.int32),
         positions=positions,
         slots=blocks.astype(np.int64) * block_size + inside,
         query_start_loc=query_start_loc,
-        seq_lens=(context_lens[requests] - skipped + widths).astype(np.int32),
-        first_blocks=skipped // block_size,
+        seq_lens=(context_lens[requests] + widths).astype(np.int32),
         offsets=offsets,
         mask_rows=np.nonzero(offsets)[0],
     )
-
-
-def tables_from(block_table: Ints, first_blocks: Ints) -> Ints:
-    """Return rows of a block table that begin at each request's first block, padded with its last
-    column, [D, most blocks].
-
-    Keys are stored rotated by their own positions, and attention compares only where rows lie. So
-    a request that is given fewer blocks, and a shorter length, attends to its last tokens.
-
-    Args:
-        block_table: cache blocks of each request, [D, blocks].
-        first_blocks: column that each row shall begin with, [D].
-    """
-    count = block_table.shape[1]
-    columns = first_blocks[:, None] + np.arange(count - int(first_blocks.min(initial=0)))
-    return np.take_along_axis(block_table, np.minimum(columns, count - 1), axis=1)

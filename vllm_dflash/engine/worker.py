@@ -21,7 +21,13 @@ from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.compile_aside import CompileAside
-from vllm_dflash.engine.reporting.log import DraftWatch, log_active, log_costs, logger
+from vllm_dflash.engine.reporting.log import (
+    DraftWatch,
+    log_active,
+    log_costs,
+    log_gpu_figures,
+    logger,
+)
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -43,9 +49,6 @@ class Drafter(Protocol):
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """Prepare for a step that is about to run."""
-
-    def window_report(self) -> list[dict[str, Any]] | None:
-        """What draft windows were chosen by; None: they are not chosen."""
 
 
 class DraftingWorker(Worker):
@@ -86,6 +89,7 @@ class DraftingWorker(Worker):
         self.drafter = self.attach()
         if self.rank == 0:
             log_active(options)
+            log_gpu_figures()
             tp_size = self.parallel_config.tensor_parallel_size
             if tp_size > 1:
                 about = describe_ranks(options.drafter, tp_size, options.drafter_ranks)
@@ -180,7 +184,6 @@ class DraftingWorker(Worker):
         times. On V2 the scheduler decides; its times and probes arrive every 32 steps.
         """
         kind, options = type(self.drafter), EngineOptions.of(self.vllm_config)
-        windows = self.drafter.window_report()
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,
@@ -189,7 +192,6 @@ class DraftingWorker(Worker):
             "draft_length": options.draft_length,
             **self.drafter.statistics.to_dict(),
             **self.drafter.warm.to_dict(),
-            **({} if windows is None else {"draft_windows": windows}),
         }
 
 

@@ -1,9 +1,9 @@
 """Draft lengths on Model Runner V2, planned before the drafts exist.
 
-The device chooses each request's drafts: a block's, or those its text predicts. Where it can trim,
-it also chooses which of them are verified. The host decides whether a block runs at all, and how
-many places drafts get. It goes by what it knew two steps ago: how confident recent blocks were, how
-far texts had matched, what became of both, and how long steps take.
+The device chooses each request's drafts: a block's, or those its text predicts. The host decides
+whether a block runs at all, and how many drafts are verified. It goes by what it knew two steps
+ago: how confident recent blocks were, how far texts had matched, what became of both, and how long
+steps take.
 
 Survival of the coming drafts is an expectation. For a text whose match goes on, it is the text's
 own; for a block, it is that of recent blocks of similar requests (`forecast.py`).
@@ -21,7 +21,7 @@ from vllm_dflash.planning.chances import expect, expect_texts, learn, learn_bloc
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.forecast import drafts_with_block
 from vllm_dflash.planning.objective import price_of, worth_of
-from vllm_dflash.planning.places import Expected, best_trimmed, best_untrimmed, expect_blocks
+from vllm_dflash.planning.places import Expected, best_lengths, expect_blocks
 from vllm_dflash.planning.planner import (
     CLOSE,
     MARGIN,
@@ -51,8 +51,6 @@ class PlanAhead:
     lengths: Ints
     """Places for each request's drafts, [R]."""
     runs_block: bool = False
-    min_verified: int = 0
-    """Drafts of all requests together to verify, however little they seem worth."""
     is_experiment: bool = False
     """Whether the step goes against the plan: it drafts although that does not seem to pay (a
     probe), or decodes plainly although drafting does."""
@@ -70,7 +68,7 @@ class AheadPlanner(LearningPlanner):
     def __init__(self, max_draft: int, max_requests: int, *, fair: bool = False) -> None:
         """See `LearningPlanner`; texts also predict up to K drafts."""
         super().__init__(max_draft, max_requests, max_draft, fair=fair)
-        self.is_started = self.trims = False
+        self.is_started = False
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
         self.probes = ProbeSchedule(LEAST_PROBED)
@@ -87,7 +85,6 @@ class AheadPlanner(LearningPlanner):
         costs: StepCosts,
         choices: Iterable[int],
         *,
-        trims: bool = False,
         ragged_seconds: float = 0.0,
     ) -> None:
         """Choose by what steps cost from now on.
@@ -95,10 +92,9 @@ class AheadPlanner(LearningPlanner):
         Args:
             costs: costs of steps to start from.
             choices: lengths that all requests of a step can be given; beyond K: for trees.
-            trims: whether the device verifies only the drafts that are worth it.
             ragged_seconds: extra time of a step whose requests have different lengths.
         """
-        self.is_started, self.costs, self.trims = True, costs, trims
+        self.is_started, self.costs = True, costs
         alike = np.array(sorted({*choices} - {0}), dtype=np.int64)
         self._alike, self._of_trees = alike[alike <= self.max_draft], alike  # [C], [C or more]
         self._ragged_seconds = float(ragged_seconds)
@@ -177,17 +173,12 @@ class AheadPlanner(LearningPlanner):
 
     def _drafting_seconds(self, context_lens: Ints) -> float:
         """Return the seconds of one block for each of R requests; their contexts' tokens, [R]."""
-        attended = self.window.attended_in_all(context_lens)
-        return self.costs.block(len(context_lens) * (1 + self.max_draft), attended)
+        return self.costs.block(len(context_lens) * (1 + self.max_draft), context_lens.sum())
 
     def _best(self, expected: Expected) -> PlanAhead:
-        """Return the best lengths that the device can work with."""
-        records = self.costs.records
-        if self.trims:
-            lengths, rate = best_trimmed(records, expected, self.forecast.summary, self.fair)
-        else:
-            alike = self._alike, self._ragged_seconds
-            lengths, rate = best_untrimmed(records, expected, *alike, self.fair)
+        """Return the best lengths."""
+        alike = self._alike, self._ragged_seconds
+        lengths, rate = best_lengths(self.costs.records, expected, *alike, self.fair)
         return PlanAhead(lengths, rate=rate)
 
     def _probe(
@@ -197,14 +188,12 @@ class AheadPlanner(LearningPlanner):
         limits, context = expected.limits, float(expected.context_lens.sum())
         count, length = len(limits), min(PROBE_LENGTH, self.max_draft)
         tried = min(count, 1 + count // PROBE_SHARE)
-        lengths, min_verified = limits, length * tried
-        if not self.trims:
-            lengths, min_verified = chosen.lengths.copy(), 0
-            if self._ragged_seconds:
-                tried = count
-                length = int(self._alike[np.searchsorted(self._alike, length)])
-            able = np.argsort(-limits, kind="stable")[:tried]
-            lengths[able] = np.maximum(lengths[able], np.minimum(length, limits[able]))
+        lengths = chosen.lengths.copy()
+        if self._ragged_seconds:
+            tried = count
+            length = int(self._alike[np.searchsorted(self._alike, length)])
+        able = np.argsort(-limits, kind="stable")[:tried]
+        lengths[able] = np.maximum(lengths[able], np.minimum(length, limits[able]))
         if not lengths.any():
             return None
         rows = np.array([count, count + length * tried])
@@ -213,7 +202,7 @@ class AheadPlanner(LearningPlanner):
         self._probe_charge = drafting + verifying - plain
         if not self.probes.is_due(steps * plain, self._probe_charge, is_close=is_close):
             return None
-        return PlanAhead(lengths, True, min_verified, True, chosen.rate)
+        return PlanAhead(lengths, runs_block=True, is_experiment=True, rate=chosen.rate)
 
     def observe(self, step: StepRecord, outcomes: Outcomes | None) -> StepEstimate | None:
         """Learn from a step: what became of the drafts it verified, and how long it took.
@@ -234,8 +223,7 @@ class AheadPlanner(LearningPlanner):
         self.costs.observe_batch(step.prompt_rows)
         if not step.target_seconds:
             return None
-        attended = step.plan.window.attended_in_all(step.context_lens)
-        drafting = self.costs.block(step.draft_rows, attended)
+        drafting = self.costs.block(step.draft_rows, step.context_lens.sum())
         seconds = step.target_seconds - drafting
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)
@@ -288,8 +276,8 @@ class AheadPlanner(LearningPlanner):
         self.promises[rows] = typical + last[:, None] * (going - typical)
 
     def learned(self) -> Learned | None:
-        """Return copies of what the device and its budget use; None before `start` is called."""
+        """Return copies of what the device uses; None before `start` is called."""
         if not self.is_started:
             return None
         rates = self.block_chances.rates.copy(), self.text_chances.rates.copy()
-        return Learned(self.costs.records.copy(), *rates)
+        return Learned(*rates)

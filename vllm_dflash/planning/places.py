@@ -1,8 +1,4 @@
-"""How many places drafts get in a step, on Model Runner V2: the search for the best rate.
-
-Where the device trims drafts, all requests get places for what they can use, and the best threshold
-of survival tells what a step will verify. Where it does not, drafts are verified as given.
-"""
+"""How many places drafts get in a step, on Model Runner V2: the search for the best rate."""
 
 from __future__ import annotations
 
@@ -15,12 +11,7 @@ from vllm_dflash.planning.compiled import compiled
 from vllm_dflash.planning.costs import decoding_seconds
 from vllm_dflash.planning.forecast import Summary, group_of
 from vllm_dflash.planning.objective import fastest
-from vllm_dflash.planning.thresholds import (
-    THRESHOLDS,
-    above_thresholds,
-    best_threshold,
-    summed,
-)
+from vllm_dflash.planning.thresholds import THRESHOLDS, above_thresholds
 
 LEAST_WORTH = 1e-6
 """Least worth of a draft that is given a place."""
@@ -68,33 +59,11 @@ def expect_blocks(texts: Floats, scores: Floats, summary: Summary) -> tuple[Floa
 
 
 @compiled
-def best_trimmed(
-    records: Records, expected: Expected, summary: Summary, fair: bool
-) -> tuple[Ints, float]:
-    """Choose places where the device drops all drafts below the best of T thresholds of worth.
-
-    Returns places for drafts of each request, [R], and the rate of the step (`rate_of`).
-    """
-    limits, context_lens, min_worth, curves, groups, block_seconds = expected
-    count = len(limits)
-    found = above_thresholds(curves, limits, min_worth)
-    num_worth = found[0, :, 0].astype(np.int64)
-    lengths = np.where(min_worth > 0.0, num_worth, limits)
-    for request in range(count):
-        group, last = groups[request], lengths[request] - 1
-        if group >= 0 and num_worth[request]:
-            found[0, request] = summary.kept[group, :, last]
-            found[1, request] = summary.gain[group, :, last]
-    drafts, context = summed(found, np.arange(count), context_lens), float(context_lens.sum())
-    return lengths, best_threshold(records, count, context, drafts, block_seconds, fair)[1]
-
-
-@compiled
-def best_untrimmed(
+def best_lengths(
     records: Records, expected: Expected, alike: Ints, ragged_seconds: float, fair: bool
 ) -> tuple[Ints, float]:
-    """Choose places where drafts are verified as given: the same number for all requests, or those
-    worth more than a threshold.
+    """Choose places for drafts: the same number for all requests, or those worth more than a
+    threshold.
 
     Args:
         records: costs, [1].

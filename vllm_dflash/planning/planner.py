@@ -39,7 +39,6 @@ from vllm_dflash.planning.search import (
     choose_lengths,
 )
 from vllm_dflash.planning.step import Plan, RequestRows, StepEstimate, StepRecord
-from vllm_dflash.planning.window import WHOLE, Chosen
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
@@ -77,8 +76,6 @@ class LearningPlanner:
         self.probes = ProbeSchedule()
         self.plain_checks = PlainChecks(max_requests)
         self._requests = RequestRows(num_rows)
-        self.window = WHOLE
-        """What blocks are priced by; those of a trial may attend to something else."""
         self._probe_charge = 0.0
         """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
 
@@ -93,15 +90,6 @@ class LearningPlanner:
         self.forecast.forget(rows)
         self.block_chances.forget(rows)
         self.text_chances.forget(rows)
-
-    def use_window(self, chosen: Chosen) -> None:
-        """Price blocks by this window from now on. If it has just been found to be better than the
-        last one, draft the next steps in any case, and let what was learned so far count little."""
-        if chosen.in_use.octave >= 0:  # shorter contexts have no window with any
-            self.window = chosen.in_use
-        if chosen.is_better:
-            self._doubt_blocks()
-            self.probes.restart()
 
     def _doubt_blocks(self) -> None:
         """Let what was learned about blocks count little."""
@@ -141,9 +129,7 @@ class Planner(LearningPlanner):
         self._text_curves = texts = self._expect_texts(rows, step)
         rests = step.is_resting or not step.limits.any()
         scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
-        attended = self.window.attended(step.context_lens)
-        lens = step.context_lens, attended
-        batch = UndraftedBatch(scores, step.limits, step.waiting, *lens, texts)
+        batch = UndraftedBatch(scores, step.limits, step.waiting, step.context_lens, texts)
         most = 0 if rests else self.max_draft
         best = best_step(self.costs.records, batch, self.forecast.summary, most, self.fair)
         self._row_seconds = best.row_seconds
@@ -210,8 +196,7 @@ class Planner(LearningPlanner):
         both = np.array([num_requests, num_requests + rows])
         reading = context * np.array([0, PROBE_LENGTH])
         plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
-        attended = self.window.attended_in_all(step.context_lens[chosen])
-        seconds = self.costs.block(count * (1 + width), attended) + verifying - plain
+        seconds = self.costs.block(count * (1 + width), context) + verifying - plain
         seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
         plan = replace(
             resting, drafted=drafted, width=width, is_probe=True, min_verified=PROBE_LENGTH

@@ -10,14 +10,12 @@ import os
 import sys
 import threading
 import time
-from itertools import product
 from pathlib import Path
 
 import numba
 import numpy as np
 
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.budget import Load, best_budget
 from vllm_dflash.planning.compiled import FOLDER
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.curves import Curve
@@ -88,17 +86,15 @@ def rehearse_planner(max_draft: int, most_free: int) -> None:
 def rehearse_ahead(max_draft: int) -> None:
     """Plan some steps ahead in the same way."""
     nothing, one = np.zeros(2, np.int64), np.ones(2, np.int64)
-    for block_seconds, trims in product((CHEAP, DEAR), (False, True)):
+    for block_seconds in (CHEAP, DEAR):
         planner = AheadPlanner(max_draft, 2)
-        planner.start(_costs(block_seconds), range(max_draft + 1), trims=trims)
+        planner.start(_costs(block_seconds), range(max_draft + 1))
         for source in (one * BLOCK, one * TEXT, nothing):
             planner.plan(["a", "b"], np.array([0, 10]))
             confidence = np.full((2, max_draft), 0.5) * (source == BLOCK)[:, None]
             became = source, one, 2 * one, one, one, one, one, one
             if_cut = np.zeros((2, 0), np.int64)
             planner.observe(_step(2), Outcomes(*became, confidence, if_cut))
-        load = Load(2, 3, 10.0, 5.0, 2)
-        best_budget(_costs(block_seconds), load, np.ones(2, np.float32), 1, most=2)
 
 
 def _costs(block_seconds: float) -> StepCosts:

@@ -34,8 +34,6 @@ class UndraftedBatch(NamedTuple):
     """Context rows of each that must be stored before it can be drafted, [R]."""
     context_lens: Ints
     """Tokens of context of each, [R]."""
-    attended: Ints
-    """Tokens of it that a block attends to, [R]."""
     texts: Floats
     """Worth of what the text of each predicts, [R, F]; [0, F]: texts predict nothing."""
 
@@ -95,7 +93,7 @@ def drafted_groups(
                 for width in range(kept.shape[1]):
                     best = max(best, gain[threshold, width] - draft_price * kept[threshold, width])
             groups[request] = group
-            block_price = costs.attention[2] * price * batch.attended[request]
+            block_price = costs.attention[2] * price * batch.context_lens[request]
             is_worth[request] = best - block_price > text
     if is_worth.any():
         groups[~is_worth] = -1
@@ -115,7 +113,7 @@ def best_step(
         max_draft: drafts of a block; 0: the drafter rests.
         fair: the objective; see `objective`.
     """
-    costs, (_, limits, waiting, context_lens, attended, texts) = records[0], batch
+    costs, (_, limits, waiting, context_lens, texts) = records[0], batch
     num_requests, context = len(limits), float(context_lens.sum())
     found = above_thresholds(texts, np.full(len(texts), texts.shape[1]), np.zeros(len(texts)))
     none, free = np.zeros(1), summed(found, np.arange(len(texts)), context_lens)  # [3, T]
@@ -134,7 +132,7 @@ def best_step(
     if max_draft:
         # The lowest price is that of the longest step, where it depends on the step's seconds.
         most_rows = float(num_requests * (1 + max_draft))
-        longest = block_seconds(costs, most_rows, float(attended.sum()))
+        longest = block_seconds(costs, most_rows, context)
         price = price_of(num_requests, undrafted_rate, undrafted_seconds + longest, fair)
         groups = drafted_groups(costs, batch, summary, price, row)
     widest = num_able = num_waiting = 0
@@ -144,13 +142,12 @@ def best_step(
         num_waiting += waiting[request]
     # Waiting context has to be stored once, and then pays for many steps.
     rows_to_store = 1 + num_waiting / max(num_able, 1) / CATCH_UP_STEPS
-    drafts, count, drafted_context, in_blocks = np.zeros((widest, 3, len(THRESHOLDS))), 0, 0.0, 0.0
+    drafts, count, drafted_context = np.zeros((widest, 3, len(THRESHOLDS))), 0, 0.0
     for group in range(len(summary.kept)):  # the best ones first
         members = np.flatnonzero(groups == group)
         count += len(members)
         for request in members:
             drafted_context += context_lens[request]
-            in_blocks += attended[request]
         free -= summed(found, members[: len(texts)], context_lens)
         storing = seconds_at(costs.context, count * rows_to_store)
         for width in range(widest if count else 0):
@@ -158,7 +155,7 @@ def best_step(
                 drafts[width, 0, threshold] += len(members) * summary.kept[group, threshold, width]
                 drafts[width, 1, threshold] += len(members) * summary.gain[group, threshold, width]
             drafts[width, 2] = drafts[width, 0] * (drafted_context / count)
-            drafting = block_seconds(costs, float(count * (2 + width)), in_blocks) + storing
+            drafting = block_seconds(costs, float(count * (2 + width)), drafted_context) + storing
             _, rate, seconds = best_threshold(
                 records, num_requests, context, free + drafts[width], drafting, fair
             )

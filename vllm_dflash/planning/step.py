@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints, Records
-from vllm_dflash.planning.window import WHOLE, Window
+from vllm_dflash.planning import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,6 @@ class Plan:
     """Next steps that need no new plan, as long as the batch stays the same."""
     uses_text: bool = False
     """Whether drafts that the text predicts may be worth it."""
-    window: Window = WHOLE
-    """What its blocks attend to."""
 
     @classmethod
     def without_block(cls, num_requests: int, **fields: Any) -> Plan:
@@ -111,8 +108,6 @@ class Outcomes(NamedTuple):
 class Learned(NamedTuple):
     """Copies of what workers are told now and then."""
 
-    costs: Records
-    """Record of `StepCosts`, [1]."""
     block_rates: Floats
     """Acceptance by position and confidence, [K, knots]; see `Chances`."""
     text_rates: Floats
@@ -193,7 +188,7 @@ class StepRecord:
     is_resting: bool = False
     """Whether an earlier plan decided that the drafter does not run in this step."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))
-    """What this step drafts. V2: only the window of the block in `draft_rows`, and the speed-up."""
+    """What this step drafts. V2: only the speed-up."""
     could_draft: bool = False
     """Whether any request could have used a draft."""
     lengths: Ints = field(default_factory=lambda: UNSET)
@@ -254,7 +249,6 @@ class StepRecord:
     def work(self) -> Work:
         """Return the step's work, summed over its requests."""
         lens, drafted = self.context_lens, self.plan.drafted
-        attended = self.plan.window.attended(lens[: len(drafted)])
         return Work(
             len(lens),
             float(self.rows),
@@ -262,7 +256,7 @@ class StepRecord:
             float(lens @ self.verified),
             float(self.draft_rows),
             int(drafted.sum()),
-            float(attended @ drafted) if self.draft_rows else 0.0,
+            float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
             float(self.context_rows),
             float(self.target_seconds),
             float(self.draft_seconds),

@@ -244,31 +244,10 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
-@pytest.mark.parametrize(("written", "may_trim"), [(None, True), (True, True), (False, False)])
-def test_the_users_word_on_adaptive_verification(
-    drafter: Path, written: bool | None, may_trim: bool
-) -> None:
-    assert resolved(drafter, {"enable_adaptive_verification": written}).may_trim is may_trim
-
-
 def test_the_objective_and_the_window_reach_the_engine(drafter: Path) -> None:
     options = resolved(drafter, {"objective": "throughput", "draft_window": 12})
     assert from_json(options.to_json()) == options
     assert (options.is_fair, options.drafter.draft_window) == (False, 12)
-    assert not options.chooses_window
-
-
-def test_a_window_that_is_chosen(drafter: Path) -> None:
-    """The checkpoint's windows stay. It cannot be chosen where ranks have parts of contexts."""
-    auto = {"draft_window": "auto"}
-    options = resolved(drafter, auto)
-    assert from_json(options.to_json()).chooses_window
-    assert options.drafter.draft_window is None
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        split = parallel()
-        setattr(split, name, 2)
-        with pytest.raises(ValueError, match=f"draft_window is 'auto', but .*{name} is 2"):
-            resolved(drafter, auto, ranks=split)
 
 
 @pytest.mark.parametrize(

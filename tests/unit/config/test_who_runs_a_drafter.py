@@ -139,7 +139,6 @@ FIXED = {"draft_length": "fixed"}
         (2, {}, "v2", True),
         (2, FIXED, "v2", False),
         (2, {**FIXED, "draft_window": 256}, "v2", False),
-        (2, {**FIXED, "draft_window": "auto"}, "v2", True),
         (1, {}, "v2", False),
         (2, {}, "v1", False),  # its ranks use the first rank's times
     ],

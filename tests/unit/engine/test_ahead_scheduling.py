@@ -1,4 +1,4 @@
-"""V2's schedulers: what they learn from a step's output, and what they direct."""
+"""V2's schedulers: what they learn from a step's output, and what they plan."""
 
 import time
 from dataclasses import replace
@@ -21,15 +21,17 @@ from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import (
     CHAINS_ONLY,
+    COUNTED,
     FACTS,
     OUTCOMES,
-    Directions,
+    StepPlan,
     WorkerFacts,
-    directions_of,
+    plan_of,
 )
 from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes, StepRecord
+from vllm_dflash.planning.cadence import Cadence
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, Outcomes, StepRecord
 
 KINDS = [V2AsyncScheduler, V2Scheduler]
 
@@ -58,15 +60,13 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRecord, Outcomes
     return seen
 
 
-def plans(
-    monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True, min_verified: int = 0
-) -> list[Any]:
-    """Plan every step like this; return what the planner was asked."""
+def plans(monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True) -> list[Any]:
+    """Make every new plan this one; return what the planner was asked."""
     asked: list[Any] = []
 
     def plan(self: Any, *what: Any) -> PlanAhead:
         asked.append(what)
-        return PlanAhead(np.array(lengths), runs_block, min_verified)
+        return PlanAhead(np.array(lengths), runs_block)
 
     monkeypatch.setattr(AheadPlanner, "plan", plan)
     return asked
@@ -85,38 +85,44 @@ def places_behind(scheduler: Any, *names: str) -> int:
 
 
 def test_without_a_planner_a_step_with_room_for_drafts_runs_a_block() -> None:
+    """As from a user's scheduler. Workers report, since nobody says that they need not."""
     scheduled = SchedulerOutput.make_empty()
     for places in (0, 1, 7):
         scheduled.num_spec_tokens_to_schedule = places
-        assert directions_of(scheduled).runs_block == (places > 0)
+        assert plan_of(scheduled) == StepPlan(runs_block=places > 0, length=places, reports=True)
 
 
 def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) -> None:
     scheduled = schedule(scheduler, *map(str, range(64)))
     assert scheduled.num_spec_tokens_to_schedule == 7
-    assert directions_of(scheduled) == Directions(runs_block=True)
+    assert plan_of(scheduled) == StepPlan(step=1, runs_block=True, length=7)
 
 
 def test_what_workers_found_out_comes_with_the_first_output(scheduler: Any) -> None:
     scheduled, output = step({"a": 0}, {"a": 1})
-    facts = WorkerFacts(profiled_costs(), [0, 5, 7], trims=True)
+    facts = WorkerFacts(profiled_costs(), [0, 5, 7], ragged_seconds=2.0)
     FACTS.attach(output, facts)
     (outputs,) = scheduler.update_from_output(scheduled, output).values()
     assert isinstance(outputs, EngineCoreOutputs)
     planner = scheduler.planner
     assert planner.costs is facts.costs
-    assert planner.trims
+    assert planner._ragged_seconds == 2.0
 
 
-def test_directions_go_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They say whether a block runs; the step has places for the most drafts of any request."""
-    for runs_block in (True, False):
-        plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block, min_verified=2)
+def test_the_plan_goes_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says whether a block runs; the step has places for the most drafts of any request."""
+    for number, runs_block in enumerate((True, False), start=1):
+        plans(monkeypatch, 3, 0, 3, 1, runs_block=runs_block)
         scheduled = schedule(scheduler, *"abcd")
         assert scheduled.num_spec_tokens_to_schedule == 3
-        assert directions_of(scheduled) == Directions(runs_block, min_verified=2)
-    plans(monkeypatch, 0, 0, 0, 0, runs_block=False)
-    assert places_behind(scheduler, *"abcd") == 0
+        each = {"a": 3, "b": 0, "c": 3, "d": 1}
+        assert plan_of(scheduled) == StepPlan(number, runs_block, length=3, lengths=each)
+    plans(monkeypatch, 2, 2, 2, 2)
+    assert plan_of(schedule(scheduler, *"abcd")).lengths is None  # they are alike
+    plans(monkeypatch, 0, 0, 0, 0, runs_block=True)  # nobody has room
+    scheduled = schedule(scheduler, *"abcd")
+    assert scheduled.num_spec_tokens_to_schedule == 0
+    assert not plan_of(scheduled).runs_block
 
 
 @pytest.mark.parametrize("is_fair", [False, True])
@@ -126,8 +132,8 @@ def test_plans_are_for_the_users_objective(monkeypatch: pytest.MonkeyPatch, is_f
 
 
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number with the best rate for what rows take. All places if the device trims or nothing
-    is planned; a chain's without a block, or if a worker says that all drafts are chains."""
+    """The number with the best rate for what rows take. All places if nothing is planned; a chain's
+    without a block, or if a worker says that all drafts are chains."""
     scheduler = bare(monkeypatch, tree_nodes=31)
     scheduler.requests = {"a": request()}
     assert places_behind(scheduler, "a") == 31
@@ -144,8 +150,6 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert places_behind(scheduler, "a") == 31
     planner.start(planner.costs, [0, 3, 7, 15], ragged_seconds=1.0)  # without a graph for 31
     assert places_behind(scheduler, "a") == 15
-    planner.costs, planner.trims = straight_costs(), True
-    assert places_behind(scheduler, "a") == 31
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: replace(ahead, runs_block=False))
     assert places_behind(scheduler, "a") == 3
     monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
@@ -244,8 +248,8 @@ def test_nothing_is_drafted_that_nobody_could_use(
     asked = plans(monkeypatch, *[7] * len(requests))
     scheduled = schedule(scheduler, *scheduler.requests)
     assert bool(asked) == is_planned
-    assert directions_of(scheduled).runs_block == is_planned
-    assert directions_of(scheduled).could_draft == is_planned
+    assert plan_of(scheduled).runs_block == is_planned
+    assert plan_of(scheduled).could_draft == is_planned
     assert scheduler.statistics.skipped_steps == 0
     assert scheduled.num_spec_tokens_to_schedule == 7 * is_planned
 
@@ -272,30 +276,29 @@ def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
-    """It is told soon at first. All workers get the same copies; the planner goes on learning."""
+    """It is told soon at first. All workers get the same copies; the planner goes on learning.
+    Fixed lengths are told what was counted."""
     scheduled, output = step({"a": 0}, {"a": 1})
     FACTS.attach(output, WorkerFacts(profiled_costs(), range(8)))
     scheduler.update_from_output(scheduled, output)
-    windows = [{"tokens": 1024}]
-    scheduler._windows = SimpleNamespace(
-        direct=lambda directions, _: directions, chooser=SimpleNamespace(report=lambda: windows)
-    )
     told = []
     for number in range(100):
-        scheduled = schedule(scheduler, "a")
+        update = plan_of(schedule(scheduler, "a")).update
         scheduler.statistics.probes = number
-        if (learned := directions_of(scheduled).learned) is not None:
-            told.append(number)
-            assert directions_of(scheduled).window_report == windows
-            counted = directions_of(scheduled).counted
-            assert counted is not None
-            assert counted["probes"] == max(number - 1, 0)
-            assert counted["costs"] is not scheduler.statistics.costs
-            assert learned.costs is not scheduler.planner.costs.records
-            assert learned.block_rates.shape == learned.text_rates.shape == (7, 11)
-        else:
-            assert directions_of(scheduled).window_report is None
+        if update is None:
+            continue
+        told.append(number)
+        assert update.counted["probes"] == max(number - 1, 0)
+        assert update.counted["costs"] is not scheduler.statistics.costs
+        assert update.learned is not None
+        assert update.learned.block_rates is not scheduler.planner.block_chances.rates
+        assert update.learned.block_rates.shape == update.learned.text_rates.shape == (7, 11)
     assert told == [3, 11, 27, 59, 91]
+    scheduler.planner.is_started = False
+    updates = [plan_of(schedule(scheduler, "a")).update for _ in range(32)]
+    (update,) = filter(None, updates)
+    assert update.learned is None
+    assert update.counted["probes"] == 99
 
 
 def test_steps_behind_which_vllm_drafts_nothing(
@@ -307,7 +310,7 @@ def test_steps_behind_which_vllm_drafts_nothing(
     scheduled.skip_drafts = True
     scheduler._update_after_schedule(scheduled)
     assert scheduled.num_spec_tokens_to_schedule == 0
-    assert not directions_of(scheduled).runs_block
+    assert not plan_of(scheduled).runs_block
     counted = scheduler.statistics
     assert (counted.steps, counted.drafted_steps, counted.skipped_steps) == (1, 0, 0)
 
@@ -329,49 +332,98 @@ def test_padding_of_requests_that_were_just_admitted_is_no_draft(
 ) -> None:
     """vLLM gives them as many placeholders as others have drafts, and all of these are rejected."""
     drafts, produced = {"o": 7, "n": 7, "r": 7}, {"o": 3, "n": 1, "r": 1}
-    scheduler.update_from_output(*step(drafts, produced, admitted={"n": 0, "r": 0}))
+    scheduler.update_from_output(*step(drafts, produced, placeholders="nr"))
     ((seen, outcomes),) = observed
-    assert outcomes.source.tolist() == [1, 0, 0]
+    assert outcomes.source.tolist() == [BLOCK, NO_DRAFTS, NO_DRAFTS]
     assert seen.verified.tolist() == [7, 7, 7]  # verifying them still takes time
 
 
 def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]) -> None:
-    """If it trims drafts: five of the 2 x 7 that had places."""
-    scheduler.planner.start(profiled_costs(), [7], trims=True)
+    """With vLLM's adaptive verification: five of the 2 x 7 that had places."""
     drafts, produced = {"a": 7, "b": 7, "p": 0}, {"a": 2, "b": 1, "p": 0}
     rows = {"a": 8, "b": 8, "p": 60}
-    scheduler.update_from_output(
-        *step(drafts, produced, rows, admitted={"a": 4, "b": 1}, source=TEXT)
-    )
+    scheduler.update_from_output(*step(drafts, produced, rows, admitted={"a": 4, "b": 1}))
     ((seen, _),) = observed
     assert seen.rows == 60 + 2 + 5
     assert seen.verified.tolist() == [4, 1, 0]
-    assert scheduler.statistics.free_draft_tokens == 4 + 1
 
 
-def test_placeholders_that_fill_the_budget_are_rows(scheduler: Any, observed: list[Any]) -> None:
-    """If it trims drafts: the request without drafts of its own had three placeholders admitted."""
-    scheduler.planner.start(profiled_costs(), [7], trims=True)
-    scheduled, output = step({"a": 7, "b": 7}, {"a": 2, "b": 1}, admitted={"a": 4, "b": 0})
-    table = OUTCOMES.on(output)
-    assert table is not None
-    table[1, 1] = 3
-    scheduler.update_from_output(scheduled, output)
+def test_placeholders_that_fill_its_budget_are_rows(scheduler: Any, observed: list[Any]) -> None:
+    """The request without drafts of its own had three placeholders admitted."""
+    drafts, produced, admitted = {"a": 7, "b": 7}, {"a": 2, "b": 1}, {"a": 4, "b": 3}
+    scheduler.update_from_output(*step(drafts, produced, admitted=admitted, placeholders="b"))
     ((seen, outcomes),) = observed
     assert seen.rows == 2 + 4 + 3
     assert outcomes.source.tolist() == [BLOCK, NO_DRAFTS]
-    assert scheduler.statistics.draft_tokens == 4
 
 
-def test_free_drafts_are_counted_once(
+def test_drafts_are_counted_by_the_device(scheduler: Any, observed: list[Any]) -> None:
+    """Since the engine's start, so a count that comes again changes nothing. It comes with reports,
+    and with the step without tokens that an engine becomes idle with."""
+    steps = [step({"a": 3}, {"a": 3}), step({"a": 3}, {"a": 3}, reports=False), step({}, {})]
+    counts = np.array([[1, 2, 1, 6], [3, 9, 4, 0]])
+    for number, (scheduled, output) in enumerate(steps):
+        if number != 1:
+            COUNTED.attach(output, counts + number)
+        scheduler.update_from_output(scheduled, output)
+        found, more = scheduler.statistics, 2 * (number == 2)
+        assert (found.verifications, found.free_verifications) == (4 + 2 * more, 3 + more)
+        assert (found.draft_tokens, found.free_draft_tokens) == (11 + 2 * more, 9 + more)
+        assert (found.accepted_tokens, found.free_accepted_tokens) == (5 + 2 * more, 4 + more)
+        assert found.nan_drafts == 6 + 2 * more
+
+
+def test_vllm_counts_what_was_scheduled_unless_a_report_says_more(
     scheduler: Any, observed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scheduler, "make_spec_decoding_stats", lambda *_: None)
-    scheduler.update_from_output(*step({"a": 3}, {"a": 3}, source=TEXT))
-    scheduler.make_spec_decoding_stats(None, 3, 2, None, "a")
-    found = scheduler.statistics
-    assert found.draft_tokens == found.free_draft_tokens == 3
-    assert found.accepted_tokens == found.free_accepted_tokens == 2
+    """A request's drafts that were verified, and not places that stayed empty. Without a report,
+    vLLM's own method is called, and nothing of ours between."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        Scheduler, "make_spec_decoding_stats", lambda *given: seen.append(given[1:])
+    )
+    for reports in (True, False, True):
+        drafts, produced = {"a": 3, "b": 3}, {"a": 2, "b": 1}
+        scheduler.update_from_output(
+            *step(drafts, produced, admitted={"a": 2}, placeholders="b", reports=reports)
+        )
+        for name, accepted in (("a", 1), ("b", 0)):
+            scheduler.make_spec_decoding_stats("so far", 3, accepted, None, name)
+        own = scheduler.make_spec_decoding_stats.__func__ is Scheduler.make_spec_decoding_stats
+        assert own is not reports
+    counted, scheduled = ("so far", 2, 1, None, "a"), [("so far", 3, 1, None, "a")]
+    assert seen == [counted, *scheduled, ("so far", 3, 0, None, "b"), counted]
+
+
+def test_reports_are_asked_for_where_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By new plans, and behind a plan with drafts of texts alone: only a report says which requests
+    had any."""
+    scheduler = bare(monkeypatch, plans_every_step=False)
+    due = [True, False, False, True, False, False, True, False]
+    monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))
+    found = []
+    for lengths, runs_block in (((3, 3), True), ((3, 0), False), ((0, 0), False)):
+        plans(monkeypatch, *lengths, runs_block=runs_block)
+        for _ in range(3)[: len(due)]:
+            plan = plan_of(schedule(scheduler, *"ab"))
+            found.append((plan.is_new, plan.reports))
+    of_blocks = [(True, True), (False, False), (False, False)]
+    of_texts = [(True, True), (False, True), (False, True)]
+    # A plan with nothing to verify follows one of texts.
+    assert found == [*of_blocks, *of_texts, (True, True), (False, False)]
+
+
+def test_where_vllm_drops_drafts_every_step_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its adaptive verification, only the device knows how many were verified."""
+    for drops_drafts in (True, False):
+        scheduler = bare(monkeypatch, plans_every_step=False, drops_drafts=drops_drafts)
+        monkeypatch.setattr(Cadence, "is_due", lambda cadence, _: not cadence._num_requests)
+        plans(monkeypatch, 3, 3)
+        found = []
+        for number in range(3):
+            scheduler._cadence._num_requests = number
+            found.append(plan_of(schedule(scheduler, *"ab")).reports)
+        assert found == [True, drops_drafts, drops_drafts]
 
 
 def test_steps_are_timed_where_the_same_requests_only_decode(
@@ -517,15 +569,12 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan also applies to the steps before the next one, and to requests that are new in them.
-    The outputs of those steps are counted, and teach nothing."""
+    The outputs of those steps teach nothing."""
     scheduler = bare(monkeypatch, plans_every_step=False)
-    scheduler.planner.start(profiled_costs(), [7], trims=True)
+    scheduler.planner.start(profiled_costs(), [7])
     scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # plan one step of ten
-    planned, observed = [], []
-    plan, observe = scheduler.planner.plan, scheduler.planner.observe
-    monkeypatch.setattr(
-        scheduler.planner, "plan", lambda *what: planned.append(what[0]) or plan(*what)
-    )
+    asked, observed = plans(monkeypatch, *[5] * 9), []
+    observe = scheduler.planner.observe
     monkeypatch.setattr(
         scheduler.planner, "observe", lambda *what: observed.append(what) or observe(*what)
     )
@@ -534,15 +583,52 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         names = {f"r{number // 7 + i}": 0 for i in range(9)}  # some come and go
         scheduled, output = step(dict.fromkeys(names, 7), dict.fromkeys(names, 3))
         scheduler._update_after_schedule(scheduled)
-        directions = directions_of(scheduled)
-        found.append((directions.has_new_plan, directions.runs_block))
-        assert scheduled.num_spec_tokens_to_schedule == 7 * directions.runs_block
+        plan = plan_of(scheduled)
+        found.append(plan.is_new)
+        assert (plan.step, plan.runs_block, plan.length) == (1 + number, True, 5)
+        assert scheduled.num_spec_tokens_to_schedule == 5
         scheduler.update_from_output(scheduled, output)
         scheduler._cadence._planning, scheduler._cadence._step = 1e-3, 1e-2
-    assert [has_new_plan for has_new_plan, _ in found] == [n % 10 == 0 for n in range(21)]
-    assert len({runs_block for _, runs_block in found[:10]}) == 1
-    assert len(planned) == len(observed) == 3
-    assert scheduler.statistics.draft_tokens == 21 * 9 * 7
+    assert found == [n % 10 == 0 for n in range(21)]
+    assert len(asked) == len(observed) == 3
+
+
+def test_the_step_that_was_planned_is_learned_from(
+    monkeypatch: pytest.MonkeyPatch, observed: list[Any]
+) -> None:
+    """Not the one whose output comes next: an asynchronous scheduler is a step ahead. What a step
+    took is known if the output before it was seen as well."""
+    scheduler = bare(monkeypatch, plans_every_step=False)
+    observed.clear()  # of the planner's rehearsal
+    plans(monkeypatch, 3, 3)
+    due = [False, True, False, False, True, False]
+    monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))
+    scheduler._cache.keep({"a": 3}, runs_block=True)
+    waiting = []
+    for number in range(6):
+        scheduled, output = step({"a": 3, "b": 3}, {"a": 1 + number % 3, "b": 1})
+        scheduler._update_after_schedule(scheduled)
+        waiting.append((scheduled, output))
+        if number:
+            scheduler.update_from_output(*waiting.pop(0))
+    scheduler.update_from_output(*waiting.pop(0))
+    assert [seen.produced[0] for seen, _ in observed] == [1 + 1, 1 + 4 % 3]
+    assert all(seen.target_seconds > 0.0 for seen, _ in observed)
+    assert [seen.draft_rows for seen, _ in observed] == [16, 16]
+
+
+def test_what_a_repeated_step_took_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr("vllm_dflash.engine.step_clock.time", clock)
+    scheduler = bare(monkeypatch, plans_every_step=False)
+    monkeypatch.setattr(Cadence, "is_due", lambda *_: False)
+    scheduler._cache.keep({"a": 3}, runs_block=True)
+    for _ in range(3):
+        scheduled, output = step({"a": 3}, {"a": 1}, reports=False)
+        scheduler._update_after_schedule(scheduled)
+        clock.now += 0.05
+        scheduler.update_from_output(scheduled, output)
+    assert scheduler.statistics.step_seconds == pytest.approx(0.1)
 
 
 def test_between_two_plans_requests_at_their_ends_are_no_measure(
@@ -558,6 +644,7 @@ def test_between_two_plans_requests_at_their_ends_are_no_measure(
         scheduler.requests = requests
         scheduled = schedule(scheduler, *requests)
         length = scheduled.num_spec_tokens_to_schedule
-        places = scheduler._places or dict.fromkeys(requests, length)
-        found.append((directions_of(scheduled).has_new_plan, [*places.values()]))
+        plan = plan_of(scheduled)
+        lengths = plan.lengths or dict.fromkeys(requests, length)
+        found.append((plan.is_new, [*lengths.values()]))
     assert found == [(True, [0, 0]), (True, [3, 0]), (False, [3, 7]), (False, [7, 1])]

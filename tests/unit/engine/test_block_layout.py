@@ -12,9 +12,7 @@ from vllm_dflash.engine.block_layout import (
     draft_limits,
     kept_rows,
     length_limits,
-    tables_from,
 )
-from vllm_dflash.planning.window import Window
 
 CACHE_BLOCK = 4
 MASK = 999
@@ -64,14 +62,13 @@ def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -
     table = np.random.default_rng(0).permutation(len(batch) * 16).reshape(len(batch), 16)
     numbers = contexts.astype(np.int32), lengths, bonus, MASK, table.astype(np.int32), CACHE_BLOCK
     names = ["requests", "input_ids", "positions", "slots", "query_start_loc"]
-    names += ["seq_lens", "first_blocks", "offsets", "mask_rows"]
+    names += ["seq_lens", "offsets", "mask_rows"]
     rows: dict[str, list[int]] = {name: [] for name in names}
     rows["query_start_loc"] = [0]
     for row, (context, length) in enumerate(batch):
         if length == 0:
             continue
         rows["requests"].append(row)
-        rows["first_blocks"].append(0)
         for offset in range(1 + length):
             position = context + offset
             block, inside = table[row, position // CACHE_BLOCK], position % CACHE_BLOCK
@@ -86,7 +83,7 @@ def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -
     got = vars(block_inputs(*numbers))
     assert {name: found.tolist() for name, found in got.items()} == rows
     short = {name for name, found in got.items() if found.dtype != np.int64}
-    assert short == {"input_ids", "query_start_loc", "seq_lens", "first_blocks"}
+    assert short == {"input_ids", "query_start_loc", "seq_lens"}
     assert {got[name].dtype for name in short} == {np.dtype(np.int32)}
 
 
@@ -128,36 +125,3 @@ def test_a_request_ends_behind_its_prompt_and_what_it_asked_for() -> None:
     requests["d"] = pooling
     limits = length_limits(requests, ["c", "d", "a", "b"], 256)  # the batch has its own order
     assert limits.tolist() == [256, 256, 60, 256]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 7)), min_size=1, max_size=5),
-    st.integers(0, 20),
-    st.integers(0, 30),
-)
-def test_a_window_leaves_out_whole_cache_blocks(
-    batch: list[tuple[int, int]], tokens: int, shortest: int
-) -> None:
-    """Attention finds, at shifted places, the slots of the last tokens and of the block."""
-    contexts, lengths = (np.array(column) for column in zip(*batch, strict=True))
-    table = np.arange(len(batch) * 20).reshape(len(batch), 20)
-    given = contexts, lengths, contexts, MASK, table, CACHE_BLOCK
-    whole, window = block_inputs(*given), Window(tokens, shortest, 0)
-    inputs = block_inputs(*given, window)
-    shifted = tables_from(table, inputs.first_blocks)
-    for request, (context, length) in enumerate(batch):
-        skipped = int(window.skipped(contexts, CACHE_BLOCK)[request])
-        end = context + 1 + length
-        assert inputs.seq_lens[request] == end - skipped
-        read = [
-            shifted[request, place // CACHE_BLOCK] * CACHE_BLOCK + place % CACHE_BLOCK
-            for place in range(end - skipped)
-        ]
-        all_slots = [
-            table[request, place // CACHE_BLOCK] * CACHE_BLOCK + place % CACHE_BLOCK
-            for place in range(end)
-        ]
-        assert read == all_slots[skipped:]
-    # Rows keep their positions and slots.
-    assert inputs.positions.tolist() == whole.positions.tolist()
-    assert inputs.slots.tolist() == whole.slots.tolist()

@@ -20,7 +20,6 @@ from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
-from vllm_dflash.planning.window import WHOLE, Chosen, Window, WindowChooser
 
 OPTIONS = EngineOptions(32, 7, "adaptive", parse_config("z-lab/it", QWEN))
 CONTEXT = 10
@@ -59,7 +58,6 @@ class Scripted(FixedLength):
         super().__init__(7)
         self.plans = list(plans)
         self.asked: list[StepRecord] = []
-        self.told: list[Chosen] = []
 
     def plan(self, step: StepRecord) -> Plan:
         self.asked.append(step)
@@ -67,9 +65,6 @@ class Scripted(FixedLength):
 
     def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
-
-    def use_window(self, chosen: Chosen) -> None:
-        self.told.append(chosen)
 
 
 class FromText(Scripted):
@@ -402,48 +397,3 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
     assert drafts == [[20], [20], [], [20]]
     assert step.nan_drafts == 4 + 2 + 4
     assert step.limits.tolist() == [1, 1, 0, 1]
-
-
-# --- draft windows -----------------------------------------------------------------------------
-
-
-def test_windows_are_rank_0s_and_learn_from_the_blocks_they_were_chosen_for(
-    agreed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = Host(policy := Scripted(drafting(True, False), drafting(True, True)))
-    whole, window = Window(0, 4, 0), Window(1024, 4, 0)
-    choices = [Chosen(whole, whole), Chosen(window, whole, is_better=True)]
-    turns = iter(choices)
-    asked: list[list[int]] = []
-
-    def choose(_: WindowChooser, lens: Ints) -> Chosen:
-        asked.append(lens.tolist())
-        return next(turns)
-
-    monkeypatch.setattr(WindowChooser, "choose", choose)
-    host.windows = WindowChooser(LONGEST)
-    ways = host.windows.classes[0].ways
-    first, _ = host.step(7, 7)
-    second, _ = host.step(7, 7)
-    assert [first.plan.window, second.plan.window] == [whole, window]
-    assert [agreed[0].window, agreed[2].window] == [whole, window]
-    assert policy.told == choices
-    assert asked == [[CONTEXT], [CONTEXT, CONTEXT]]  # of those who are drafted
-    assert [way.steps for way in ways] == [0, 1, 0]  # the first step has no known time
-    assert ways[1].seconds == pytest.approx(second.draft_seconds / 2)
-    rest = (second.seconds - second.draft_seconds) / 2
-    assert host.windows.classes[0].rest.seconds == pytest.approx(rest)
-    host.verify("ab", [2, 2], [3, 1])
-    assert [(way.verified, way.accepted) for way in ways] == [(0, 0), (2, 2), (0, 0)]
-    assert next(turns, None) is None  # a step without blocks asks for no window
-
-
-def test_fixed_lengths_have_windows_that_ranks_agree_on(
-    agreed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = Host()
-    host.windows = WindowChooser(LONGEST)
-    monkeypatch.setattr(WindowChooser, "choose", lambda *_: Chosen(Window(256, 5, 0), WHOLE))
-    step, _ = host.step(7)
-    assert [plan.window.tokens for plan in agreed] == [256]
-    assert agreed[0] is step.plan

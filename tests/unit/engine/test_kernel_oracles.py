@@ -34,7 +34,8 @@ def test_each_kernel_is_held_against_something(monkeypatch: pytest.MonkeyPatch) 
     run = GridExecutor.__call__
 
     def noted(grid: Any, *args: Any, **kwargs: Any) -> Any:
-        launched.add(grid.fn.__name__)
+        if grid.fn.__module__.startswith("vllm_dflash."):  # not vLLM's, which oracles may run
+            launched.add(grid.fn.__name__)
         return run(grid, *args, **kwargs)
 
     monkeypatch.setattr(GridExecutor, "__call__", noted)

@@ -10,7 +10,7 @@ from support.log_lines import log_lines
 from support.pairs import Pair
 from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import EngineOptions
-from vllm_dflash.engine.reporting.log import log_active, log_free_drafts
+from vllm_dflash.engine.reporting.log import log_active, log_free_drafts, log_lengths
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,13 @@ def test_free_drafts_have_a_line_of_their_own(pair: Pair) -> None:
         log_free_drafts(EngineOptions(32, 5, "adaptive", pair.spec, most_free=32))
     assert lines == [
         "INFO free drafts: up to 32 tokens of a request's own text, where it repeats itself"
+    ]
+
+
+def test_lengths_are_named_with_what_different_ones_cost() -> None:
+    with log_lines() as lines:
+        log_lengths([0, 3, 7], 0.00025)
+    assert lines == [
+        "INFO draft lengths 0, 3, 7 (the same for all requests of a step, or each its own, for"
+        " 0.25 ms more)"
     ]

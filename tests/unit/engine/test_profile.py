@@ -15,7 +15,7 @@ from vllm_dflash.engine import profile
 from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.profile import measure_curve, profiled_rows
 from vllm_dflash.engine.v1.v1_profile import profile_v1
-from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
+from vllm_dflash.engine.v2.v2_profile import lengths_to_choose, profile_v2, ragged_seconds
 from vllm_dflash.planning.costs import NO_ATTENTION
 
 
@@ -288,3 +288,24 @@ def test_v2_what_ragged_batches_take_longer(
     found = ragged_seconds(runner)
     assert 1000 * found == pytest.approx(milliseconds)
     assert runner.max_num_reqs == requests
+
+
+@pytest.mark.parametrize(
+    ("captured", "lengths"),
+    [
+        ([1, 3, 5, 8, None], [0, 2, 4, 7]),
+        ([3], [0, 2, 7]),
+        ([3, 16], [0, 2, 7, 15]),  # a tree has 15 nodes
+        ([None], [*range(8)]),  # graphs for any lengths: vLLM's adaptive verification
+        ([], [*range(8)]),
+        (None, [*range(8)]),
+    ],
+)
+def test_v2_the_scheduler_chooses_among_lengths_that_have_graphs(
+    captured: list[int | None] | None, lengths: list[int]
+) -> None:
+    manager = None
+    if captured is not None:
+        manager = SimpleNamespace(graphs={Graph(count): None for count in captured})
+    runner: Any = SimpleNamespace(cudagraph_manager=manager)
+    assert lengths_to_choose(runner, 7) == lengths

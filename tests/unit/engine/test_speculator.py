@@ -8,85 +8,199 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
-from vllm_dflash.engine.v2 import device_step as module
-from vllm_dflash.engine.v2.device_step import DeviceStep
-from vllm_dflash.engine.v2.draft_slots import Drafts
-from vllm_dflash.engine.v2.exchange import DIRECTIONS, Directions
+from vllm_dflash.engine.v2 import speculator as module
+from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.exchange import (
+    COUNTED,
+    OUTCOMES,
+    PLAN,
+    ReportedOutput,
+    StepPlan,
+    WorkerUpdate,
+)
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.engine.v2.loaded_speculator import block_capture_sizes
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
-from vllm_dflash.planning.costs import COSTS
 from vllm_dflash.planning.step import BLOCK, Learned
 
 K, SLOTS, CPU = 3, 6, torch.device("cpu")
+BATCH: Any = SimpleNamespace(num_reqs=4, idx_mapping=torch.arange(4))
+ONES = torch.ones(4, dtype=torch.int32)
 
 
 def bare() -> Any:
     made: Any = object.__new__(PlannedSpeculator)
     made.device, made.num_speculative_steps = CPU, K
-    made.draft_tokens = made.handed_over = torch.zeros(4, K, dtype=torch.int64)
-    made.trees, made.num_query_per_req, made.max_num_tokens = None, 1 + K, 4 * (1 + K)
-    texts: Any = SimpleNamespace(look_up=lambda _: None)
-    made.device_step = DeviceStep(SLOTS, Drafts(made.draft_tokens, *torch.zeros(2, 4, K)), texts)
-    made.statistics, made.budget = DraftStatistics(K), None
-    made.runs_target_alone, made.newly_admitted = False, ()
-    made.windowed, made.timer, made._window_report = None, None, []
-    made.req_states = SimpleNamespace(
-        req_id_to_index={"a": 4, "b": 0, "c": 5, "d": 2},
-        all_token_ids=SimpleNamespace(gpu=None),
-        total_len=SimpleNamespace(gpu=None),
-        last_sampled_tokens=None,
-    )
+    made.options = SimpleNamespace(num_speculative_tokens=K)
+    made.draft_tokens = made.draft_output = torch.zeros(SLOTS, K, dtype=torch.int64)
+    made.trees, made.num_query_per_req, made.max_num_tokens = None, 1 + K, SLOTS * (1 + K)
+    made.free_drafts, made.runs_target_alone = None, False
+    texts = torch.zeros(SLOTS, 9, dtype=torch.int32)
+    made.batch = Batch.allocate(SLOTS, texts, texts[:, 0], torch.zeros(SLOTS, 1))
+    made.slots, made.outcomes = DraftSlots(SLOTS, K, CPU), torch.zeros(SLOTS, OUTCOME_COLUMNS + K)
+    made.drafts = Drafts(made.draft_tokens, *torch.zeros(2, SLOTS, K))
+    made.statistics, made.plan, made._fresh = DraftStatistics(K), StepPlan(), set()
+    made._copies = made._report = None
+    made._has_fused_taps = True
+    made.req_states = SimpleNamespace(req_id_to_index={"a": 4, "b": 0, "c": 5, "d": 2})
     return made
 
 
-def scheduled(directions: Directions, new: tuple[str, ...] = ()) -> Any:
+def scheduled(plan: StepPlan, new: tuple[str, ...] = ()) -> Any:
     step: Any = SimpleNamespace(
         num_spec_tokens_to_schedule=K,
         total_num_scheduled_tokens=4,
         scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
-    DIRECTIONS.attach(step, directions)
+    PLAN.attach(step, plan)
     return step
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What runs in the speculator's steps: `grade` with its arguments, and vLLM's own, a block or
+    not."""
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "grade", lambda *given: seen.append(given))
+    monkeypatch.setattr(
+        DFlashSpeculator, "propose", lambda drafter, *_, **__: seen.append(drafter.runs_block)
+    )
+    return seen
+
+
+def propose(speculator: Any, plan: StepPlan, *new: str, **options: Any) -> torch.Tensor:
+    """Run a step of four requests."""
+    speculator.begin_step(scheduled(plan, new))
+    options = {"num_speculative_tokens": K} | options
+    found: torch.Tensor = speculator.propose(
+        BATCH, None, None, None, [torch.ones(4, 2)], 2 * ONES, ONES, **options
+    )
+    return found
+
+
 def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
-    monkeypatch: pytest.MonkeyPatch,
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No others are: `c` and `b` are new, `gone` has left again."""
     speculator = bare()
-    speculator.device_step.slots.records[:, 0] = BLOCK
-    seen: list[list[int]] = []
+    speculator.slots.records[:, 0] = BLOCK
     monkeypatch.setattr(
-        module, "grade", lambda slots, *_: seen.append(slots.records[:, 0].tolist())
+        module, "grade", lambda slots, *_: launched.append(slots.records[:, 0].tolist())
     )
-    monkeypatch.setattr(DFlashSpeculator, "propose", lambda *_, **__: None)
-    monkeypatch.setattr(module, "choose", lambda *_, **__: None)
-    speculator.begin_step(scheduled(Directions(True), new=("c", "b", "gone")))
-    ones = torch.ones(4, dtype=torch.int32)
-    speculator.observe_verification(torch.arange(4), ones, ones)
-    speculator.propose(SimpleNamespace(num_reqs=4), num_speculative_tokens=K)
-    assert seen == [[0, 1, 1, 1, 1, 0]]
+    propose(speculator, StepPlan(runs_block=True), "c", "b", "gone")
+    assert launched == [[0, 1, 1, 1, 1, 0], True]
+
+
+def test_the_last_drafts_are_graded_before_vllms_step(launched: list[Any]) -> None:
+    speculator = bare()
+    drafts = propose(speculator, StepPlan(runs_block=True, length=2))
+    graded, runs_block = launched
+    assert graded[0] is speculator.slots
+    assert graded[1] is speculator.batch
+    assert [each.tolist() for each in graded[2:5]] == [[0, 1, 2, 3], [2] * 4, [1] * 4]
+    assert graded[5] is speculator.outcomes
+    assert runs_block
+    assert drafts.data_ptr() == speculator.draft_output.data_ptr()
+    assert drafts.shape == (4, K)
+
+
+@pytest.mark.parametrize(
+    ("plans_block", "room", "runs"), [(True, K, 1), (False, K, 0), (True, 0, 0), (True, None, 1)]
+)
+def test_whether_a_block_runs_is_planned(
+    launched: list[Any], plans_block: bool, room: int | None, runs: int
+) -> None:
+    """vLLM 0.33 has no room for drafts after some steps, whatever was planned."""
+    speculator = bare()
+    propose(speculator, StepPlan(runs_block=plans_block, length=2), num_speculative_tokens=room)
+    assert launched[1] == runs
+    counted = speculator.statistics
+    assert (counted.steps, counted.drafted_steps, counted.skipped_steps) == (1, runs, 1 - runs)
+    assert counted.planned_tokens == 2 * 4 * runs
+
+
+def test_dummy_runs_draft_blocks_for_nobody(launched: list[Any]) -> None:
+    """And count nothing, whatever was planned for the step before. Those without room for a block
+    of each request, or of the target alone, do not reach the drafter."""
+    speculator = bare()
+    speculator.batch.slots[:4] = 1
+    propose(speculator, StepPlan(runs_block=False), dummy_run=True)
+    assert launched == [True]
+    assert (speculator.batch.slots == -1).all()
+    assert speculator.num_dummy_requests == 4
+    assert speculator.statistics.steps == 0
+    speculator.max_num_tokens = 4 * (1 + K) - 1
+    propose(speculator, StepPlan(), dummy_run=True)
+    speculator.max_num_tokens, speculator.runs_target_alone = 100, True
+    propose(speculator, StepPlan(), dummy_run=True)
+    assert launched == [True]
+    assert speculator._report is None
+
+
+def test_outcomes_are_reported_where_the_plan_wants_them(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are graded in the very step."""
+    speculator = bare()
+    output: Any = SimpleNamespace(model_runner_output="its", get_output=SimpleNamespace)
+    for number, reports in enumerate((True, False, True)):
+
+        def graded(slots: DraftSlots, *given: Any, number: int = number) -> None:
+            given[4][:], slots.counts_before[:] = number, 10 + number
+
+        monkeypatch.setattr(module, "grade", graded)
+        propose(speculator, StepPlan(reports=reports))
+        wrapped = speculator.wrap_output(output)
+        speculator.outcomes[:] = speculator.slots.counts_before[:] = -1  # by the next step
+        if not reports:
+            assert wrapped is output
+            continue
+        assert isinstance(wrapped, ReportedOutput)
+        found = wrapped.get_output()
+        table, counts = OUTCOMES.on(found), COUNTED.on(found)
+        assert table is not None
+        assert counts is not None
+        assert table.tolist() == [[number] * (OUTCOME_COLUMNS + K)] * 4
+        assert (counts == 10 + number).all()
+        assert speculator.statistics.draft_tokens == 2 * (10 + number)
+
+
+def test_a_report_is_copied_before_the_next_step_writes_over_it(launched: list[Any]) -> None:
+    speculator = bare()
+    propose(speculator, StepPlan(reports=True))
+    waited: list[int] = []
+    speculator._report = SimpleNamespace(before_writing=lambda: waited.append(len(launched)))
+    for _ in range(2):
+        propose(speculator, StepPlan(reports=False))
+    assert waited == [2]  # once, and before the second step is graded
+
+
+def test_what_was_counted_is_read_when_it_is_asked_for() -> None:
+    speculator = bare()
+    speculator.slots.counts[:] = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
+    assert speculator.read_counts().tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
+    counted = speculator.statistics
+    assert (counted.verifications, counted.draft_tokens, counted.accepted_tokens) == (6, 8, 10)
+    assert counted.nan_drafts == 4
+    assert (counted.free_draft_tokens, counted.free_accepted_tokens) == (6, 7)
 
 
 def test_what_was_learned_is_taken_over() -> None:
     speculator = bare()
-    told: list[Any] = []
-    speculator.budget = SimpleNamespace(begin_step=told.append)
     rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
-    directions = Directions(True, learned=Learned(np.zeros(1, COSTS), *rates))
-    speculator.begin_step(scheduled(directions))
-    assert speculator.device_step.slots.rates[0].unique().tolist() == [0.25]
-    assert speculator.device_step.slots.rates[1].unique().tolist() == [0.5]
-    assert told == [directions]
-    nobody = scheduled(Directions(False))
-    nobody.total_num_scheduled_tokens = 0  # nothing is verified or drafted
-    speculator.begin_step(nobody)
-    assert told == [directions]
+    counted = DraftStatistics(K).of_planning()
+    told = StepPlan(update=WorkerUpdate(Learned(*rates), counted))
+    for plan in (told, StepPlan(), StepPlan(update=WorkerUpdate(None, counted))):
+        speculator.begin_step(scheduled(plan))
+        assert speculator.plan is plan
+        assert speculator.slots.rates[0].unique().tolist() == [0.25]
+        assert speculator.slots.rates[1].unique().tolist() == [0.5]
 
 
 def test_what_the_scheduler_has_counted_is_shown_by_the_worker() -> None:
@@ -94,10 +208,92 @@ def test_what_the_scheduler_has_counted_is_shown_by_the_worker() -> None:
     counting.probes, counting.planning_seconds, counting.step_seconds = 3, 0.5, 2.0
     counting.costs[0] = 2, 4.0, 6.0
     speculator.statistics.steps = 7
-    speculator.begin_step(scheduled(Directions(True, counted=counting.of_planning())))
+    update = WorkerUpdate(None, counting.of_planning())
+    speculator.begin_step(scheduled(StepPlan(update=update)))
     shown = speculator.statistics.to_dict()
     assert (shown["steps"], shown["probes"], shown["planning_share"]) == (7, 3, 0.25)
     assert shown["costs_ms"]["step"] == {"estimated": 2000.0, "measured": 3000.0}
+
+
+class Target(nn.Module):
+    """A target with two taps."""
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return rows, [rows + 1, rows + 2]
+
+
+class Compiled(Target):
+    """One whose class runs no hooks, as `torch.compile` makes of it."""
+
+    def __call__(self, rows: torch.Tensor) -> Any:
+        return self.forward(rows)
+
+
+@pytest.mark.parametrize(("kind", "num_taps"), [(Target, 1), (Compiled, 2)])
+def test_taps_are_fused_once(kind: type[Target], num_taps: int) -> None:
+    """By the target, so that its graphs do it, or else when the drafter is given them."""
+    speculator, target = bare(), kind()
+    fused: list[list[float]] = []
+
+    def combine(taps: torch.Tensor) -> torch.Tensor:
+        fused.append(taps.flatten().tolist())
+        return 10 * taps
+
+    speculator.model = SimpleNamespace(combine_hidden_states=combine)
+    speculator._fuse_taps_in(target)
+    hidden, taps = target(torch.tensor([[1.0]]))
+    assert hidden.tolist() == [[1]]
+    assert len(taps) == num_taps
+    assert speculator.fused_taps(taps).tolist() == [[20, 30]]
+    assert fused == [[2, 3]]
+
+
+def test_steps_without_a_block_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They store a row of context for each request, and have no attention. Blocks come last: what
+    follows a capture may run them."""
+    speculator = bare()
+    speculator.query_cudagraph_manager, speculator.context_graphs = "of blocks", "of steps without"
+    captured: list[Any] = []
+
+    def prepare(drafter: Any, num_reqs: int, metadata: Any) -> None:
+        captured.append((drafter.query_cudagraph_manager, metadata))
+
+    def capture(drafter: Any) -> None:
+        captured.append(drafter._num_graph_context_tokens(2))
+        captured.append(drafter._build_uniform_attn_metadata("batch", num_reqs=2))
+        drafter._prepare_graph_forward(2, "metadata")
+
+    monkeypatch.setattr(DFlashSpeculator, "capture", capture)
+    monkeypatch.setattr(DFlashSpeculator, "_prepare_graph_forward", prepare)
+    monkeypatch.setattr(
+        DFlashSpeculator, "_build_uniform_attn_metadata", lambda _, *given, **more: (given, more)
+    )
+    speculator.capture()
+    built = (("batch",), {"num_reqs": 2})
+    assert captured == [
+        *(2, None, ("of steps without", None)),
+        *(2 * (1 + K), built, ("of blocks", "metadata")),
+    ]
+    assert speculator.runs_block
+
+
+@pytest.mark.parametrize("runs_block", [True, False])
+def test_drafts_are_chosen_in_every_step(monkeypatch: pytest.MonkeyPatch, runs_block: bool) -> None:
+    """For the batch's first requests: a graph may have more rows than there are requests."""
+    speculator, ran = bare(), list[Any]()
+    speculator.runs_block = runs_block
+    speculator.free_drafts = SimpleNamespace(look_up=lambda batch: ran.append(batch.slots.tolist()))
+    speculator.batch.slots[:3] = torch.tensor([4, 0, 2])
+    monkeypatch.setattr(
+        DFlashSpeculator, "_generate_draft", lambda _, count, *__: ran.append(f"block of {count}")
+    )
+    monkeypatch.setattr(module, "learn_overall", lambda *_: ran.append("learned"))
+    monkeypatch.setattr(module, "choose", lambda *_, has_block: ran.append(has_block))
+    speculator._generate_draft(5, "metadata")
+    assert ran == [
+        *(["block of 5"] * runs_block),
+        *("learned", [4, 0, 2, -1, -1], runs_block),
+    ]
 
 
 @pytest.mark.parametrize(

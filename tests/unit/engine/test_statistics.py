@@ -75,6 +75,25 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
     }
 
 
+def test_what_the_device_has_counted_replaces_what_was_known() -> None:
+    """Since the start: of blocks, and of texts."""
+    statistics = DraftStatistics(3)
+    for more in (1, 2):
+        statistics.take_counts(more * np.array([[1, 7, 2, 5], [3, 20, 9, 0]]))
+    assert changed(statistics) == {
+        "verifications": 8,
+        "draft_tokens": 54,
+        "accepted_tokens": 22,
+        "free_verifications": 6,
+        "free_draft_tokens": 40,
+        "free_accepted_tokens": 18,
+        "nan_drafts": 10,
+        "mean_acceptance_length": 1 + 22 / 8,
+        "mean_draft_length": 54 / 8,
+    }
+    assert all(type(count) is int for count in statistics.counts().values())
+
+
 def test_lengths_are_those_of_blocks() -> None:
     """A request that was drafted but took what its text predicts has length 0."""
     statistics = DraftStatistics(3)

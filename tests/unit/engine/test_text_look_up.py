@@ -50,6 +50,6 @@ def test_no_match_goes_on_in_the_text_before() -> None:
     texts = torch.tensor([[0, 0, 0, 0, 3], [1, 2, 3, 1, 2]], dtype=torch.int32)
     one, lens = torch.ones(1, dtype=torch.int32), torch.tensor([5, 5], dtype=torch.int32)
     found, newest = TextLookUp(1, 5, 2, CPU), torch.tensor([[3], [2]])
-    found.look_up(Batch(torch.tensor([1]), one, 0 * one, texts, lens, newest))
+    found.look_up(Batch(torch.tensor([1]), one, texts, lens, newest))
     assert found.matches.tolist() == [2]
     assert found.tokens.tolist() == [[3, 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from support.chi_square import p_value
 from support.grown_trees import SLOTS, Grown
 from support.trees_by_hand import grown
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
+from vllm_dflash.engine.v2.drawing import DrawingVerifier
+from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
+from vllm_dflash.engine.v2.trees import tree_walk
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
-from vllm_dflash.engine.v2.trees.tree_walk import walk
+from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier, walk
 from vllm_dflash.planning.step import BLOCK, TEXT
 
 pytestmark = pytest.mark.v2
@@ -74,9 +78,10 @@ def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
     there, texts = torch.tensor([1, 0]), torch.zeros(2, 20, dtype=torch.int32)
     sampled, rejected = torch.tensor([4, 6]).int(), torch.tensor([7, 3]).int()
     lens, newest = torch.tensor([9, 9]).int(), torch.zeros(2, 1, dtype=torch.int64)
-    batch = Batch(there, sampled, rejected, texts, lens, newest)
+    batch = Batch.allocate(2, texts, lens, newest)
     outcomes = torch.full((2, OUTCOME_COLUMNS + 4), 99.0)
-    grade(slots, batch, outcomes, torch.tensor([[3, 2, 3, 4, 4], [-1] * 5]).int())
+    chains = torch.tensor([[3, 2, 3, 4, 4], [-1] * 5]).int()
+    grade(slots, batch, there, sampled, rejected, outcomes, chains)
     assert outcomes[:, [1, 6, 7]].tolist() == [[10, 3, 2], [8, 4, 4]]
     assert outcomes[:, 8:11].tolist() == [[3, 4, 4], [0, 0, 0]]
     torch.testing.assert_close(slots.records[1, 2:4], torch.tensor([0.9 + 0.7 + 0.5, 2.0]))
@@ -114,8 +119,9 @@ def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:
         apply_temperature=False,
         is_drafting=False,
     )
-    sampled, num_sampled = torch.zeros(requests, 7, dtype=torch.int64), torch.zeros(requests).int()
-    walk(trees, slots, starts.int(), drawn, sampled, num_sampled)
+    sampled = torch.zeros(requests, 7, dtype=torch.int64)
+    num_sampled, num_rejected = torch.zeros(2, requests).int()
+    walk(trees, slots, starts.int(), Verified(drawn, sampled, num_sampled, num_rejected))
     assert {1, 2, 3} == set(num_sampled.tolist())
     pairs, expected = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
     for tokens, count in zip(sampled.tolist(), num_sampled.tolist(), strict=True):
@@ -127,3 +133,27 @@ def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:
     assert p_value(pairs, expected) > 0.01
     pairs[2, 3] += 120  # as if the walk preferred its drafts
     assert p_value(pairs, expected) < 0.01
+
+
+def test_a_batch_is_walked_in_the_parts_that_it_is_verified_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM verifies as many requests at a time as their logits have memory for."""
+    verifier: Any = object.__new__(TreeVerifier)
+    verifier.trees, walked = "trees", list[Any]()
+
+    def verify(verifier: Any, _: object, parts: tuple[int, ...]) -> str:
+        for count in parts:
+            verifier.verify(
+                "logits", "rows", "drafts", "positions", "ends", range(count), rows=None
+            )
+        return "output"
+
+    monkeypatch.setattr(DrawingVerifier, "__call__", verify)
+    monkeypatch.setattr(DrawingVerifier, "verify", lambda *_, **__: "verified")
+    monkeypatch.setattr(tree_walk, "walk", lambda *given: walked.append(given))
+    for parts in ((2, 3, 1), (4,)):
+        assert verifier("logits", parts) == "output"
+    shown = [(*given[2:], len(given[1]), given[0]) for given in walked]
+    of_batches = [(0, 2), (2, 3), (5, 1), (0, 4)]
+    assert shown == [("ends", "verified", *part, "trees") for part in of_batches]

@@ -74,6 +74,8 @@ def engine(**changes: Any) -> Any:
         ({"parallel_config__decode_context_parallel_size": 2}, "contexts are split"),
         ({"cache_config__kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
         ({"model_config__rswa_window": 128}, "windows count"),
+        ({"speculative_config__rejection_sample_method": "block"}, "method is 'block'"),
+        ({"speculative_config__rejection_sample_method": "synthetic"}, "method is 'synthetic'"),
     ],
 )
 def test_engines_that_get_chains(changes: dict[str, Any], why: str | None) -> None:

@@ -270,7 +270,7 @@ def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("mode", "trims", "graphs", "most_rows"),
+    ("mode", "is_adaptive", "graphs", "most_rows"),
     [
         (CUDAGraphMode.FULL, True, CUDAGraphMode.FULL_AND_PIECEWISE, 8),
         (CUDAGraphMode.FULL, False, CUDAGraphMode.FULL, 16),
@@ -280,14 +280,14 @@ def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_metadata_keeps_to_the_bound_of_its_graph(
-    mode: CUDAGraphMode, trims: bool, graphs: CUDAGraphMode, most_rows: int | None
+    mode: CUDAGraphMode, is_adaptive: bool, graphs: CUDAGraphMode, most_rows: int | None
 ) -> None:
     """Graphs of one number of rows per request need no bound: their batches have that number."""
     state: Any = SimpleNamespace(prepare_attn=lambda batch, *_, **__: batch.max_query_len)
     runner: Any = SimpleNamespace(
         model_state=state,
         decode_query_len=8,
-        adaptive_verification=object() if trims else None,
+        adaptive_verification=object() if is_adaptive else None,
         cudagraph_manager=SimpleNamespace(cudagraph_mode=graphs),
     )
     fix_undrafted_graphs(runner)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numba
 import torch
@@ -11,8 +12,8 @@ from vllm.compilation.counter import compilation_counter
 from vllm.v1.sample.sampler import Sampler
 
 from vllm_dflash.engine.v1.proposer import LOGPROB_RANK_CODE
-from vllm_dflash.engine.v2.device_step import DeviceStep
-from vllm_dflash.engine.v2.draft_slots import Drafts
+from vllm_dflash.engine.v2.draft_slots import Batch
+from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
 
@@ -40,11 +41,25 @@ def test_a_new_buffer_is_counted() -> None:
 def test_candidates_of_trees_that_move_are_counted() -> None:
     """Graphs write them, and the next trees grow from them."""
     trees = DraftTrees(2, 3, 4, 4, torch.device("cpu"))
-    step = DeviceStep(2, Drafts(*(torch.zeros(2, 3) for _ in range(3))), None, trees)
-    state = WarmState(step.owners)
+    speculator: Any = object.__new__(PlannedSpeculator)
+    speculator.trees, speculator.batch = trees, Batch.allocate(2, *torch.zeros(3, 2))
+    speculator.input_buffers = speculator.slots = speculator.free_drafts = None
+    state = WarmState(speculator._owners)
     state.seal()
+    assert state.to_dict()["reallocations_after_warmup"] == 0
     kept = trees.candidates
     trees.candidates = kept._replace(tokens=kept.tokens.clone())
+    assert state.to_dict()["reallocations_after_warmup"] == 1
+
+
+def test_a_batch_that_moves_is_counted() -> None:
+    """Graphs read which requests it has."""
+    speculator: Any = object.__new__(PlannedSpeculator)
+    speculator.trees = speculator.input_buffers = speculator.slots = speculator.free_drafts = None
+    batch = speculator.batch = Batch.allocate(2, *torch.zeros(3, 2))
+    state = WarmState(speculator._owners)
+    state.seal()
+    speculator.batch = batch._replace(slots=batch.slots.clone())
     assert state.to_dict()["reallocations_after_warmup"] == 1
 
 

@@ -24,7 +24,7 @@ from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_scheduler import DRAFTS
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
-from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
+from vllm_dflash.engine.v2.exchange import COUNTED, FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import V2GPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
@@ -87,7 +87,7 @@ class Drafter:
         self.statistics = DraftStatistics(7)
         self.sealed_with: list[int] = []
         self.trees = None
-        self.device_step = SimpleNamespace(slots=DraftSlots(2, 7, torch.device("cpu")))
+        self.slots = DraftSlots(2, 7, torch.device("cpu"))
         self.warm = SimpleNamespace(seal=lambda: self.sealed_with.append(self.count()))
 
     def count(self) -> int:
@@ -100,8 +100,8 @@ class Drafter:
         for _ in range(steps):
             self.statistics.observe_length(1, 7, could_draft=True)
             self.statistics.nan_drafts += 1
-            self.device_step.slots.records += 1.0
-            self.device_step.slots.overall += 1.0
+            for each in (self.slots.records, self.slots.overall, self.slots.counts):
+                each += 1
 
     def wrap_output(self, output: Any) -> Any:
         return output
@@ -121,6 +121,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
         parallel_config=parallel,
         rejection_sampler=None,
         model_state=SimpleNamespace(prepare_attn=None),
+        sampler=SimpleNamespace(logits_processors=()),
     )
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
     monkeypatch.setattr(EngineOptions, "of", lambda _: options)
@@ -145,8 +146,9 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     assert worker.compile_or_warm_up_model() == "seconds"
     assert monitored == [worker]
     assert worker.drafter.sealed_with == [0]
-    assert not worker.drafter.device_step.slots.records.any()
-    assert not worker.drafter.device_step.slots.overall.any()
+    assert not worker.drafter.slots.records.any()
+    assert not worker.drafter.slots.overall.any()
+    assert not worker.drafter.slots.counts.any()
     (watch,) = worker._ticking
     assert not watch.__self__._warned_of_nan
     worker.drafter.run(3)
@@ -198,6 +200,35 @@ def test_what_a_worker_found_out_is_sent_once() -> None:
     assert first is not None
     assert first.lengths == [0, 7]
     assert second is None
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_an_engine_that_becomes_idle_is_told_what_was_counted(
+    monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """vLLM has one output for all such steps, which stays as it is."""
+    worker: Any = object.__new__(V2GPUWorker)
+    of_vllm, counts = SimpleNamespace(), np.ones((2, 4), np.int64)
+    worker.drafter = SimpleNamespace(begin_step=lambda _: None, read_counts=lambda: counts)
+    for returned in (of_vllm, None):
+        monkeypatch.setattr(Worker, "execute_model", lambda *_, found=returned: found)
+        output = worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=tokens))
+        assert (output is None) == (returned is None)
+        assert COUNTED.on(output) is (None if tokens or returned is None else counts)
+        assert COUNTED.on(of_vllm) is None
+
+
+def test_counters_are_those_of_the_device_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps report only now and then."""
+    worker: Any = object.__new__(V2GPUWorker)
+    statistics = DraftStatistics(7)
+    counts = np.array([[1, 2, 1, 0], [3, 4, 2, 0]])
+    read = SimpleNamespace(read_counts=lambda: statistics.take_counts(counts))
+    worker.drafter = read
+    monkeypatch.setattr(DraftingWorker, "dflash_stats", lambda _: statistics.counts())
+    assert worker.dflash_stats()["draft_tokens"] == 2 + 4
 
 
 def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:

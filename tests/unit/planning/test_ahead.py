@@ -19,7 +19,6 @@ from vllm_dflash.planning.forecast import drafts_with_block
 from vllm_dflash.planning.planner import MARGIN
 from vllm_dflash.planning.step import TEXT
 
-TRIMMED: dict[str, Any] = {"trims": True}
 ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
 ANY: dict[str, Any] = {}
 
@@ -46,7 +45,7 @@ def short(count: int) -> np.ndarray:
 def test_drafts_to_the_full_until_costs_are_known() -> None:
     planner = AheadPlanner(3, 8)
     ahead = planner.plan(names(2), short(2), np.array([3, 1]))
-    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.min_verified) == ([3, 1], True, 0)
+    assert (ahead.lengths.tolist(), ahead.runs_block) == ([3, 1], True)
     assert planner.learned() is None
 
 
@@ -75,39 +74,26 @@ def test_the_length_with_the_best_rate_is_chosen(
     assert not planner.plan(names(count), short(count)).runs_block
 
 
-def test_where_the_device_trims_all_get_all_places() -> None:
-    planner = by_hand(0.9, 0.8, 0.7, choices=(3,), **TRIMMED)
-    ahead = planner.plan(names(3), short(3), np.array([3, 0, 2]))
-    assert (ahead.lengths.tolist(), ahead.runs_block, ahead.min_verified) == ([3, 0, 2], True, 0)
-    assert not by_hand(0.1, 0.1, 0.1, choices=(3,), **TRIMMED).plan(["a"], short(1)).runs_block
-
-
-@pytest.mark.parametrize("rules", [TRIMMED, ANY])
-def test_one_long_context_gets_no_drafts_and_short_ones_go_on(rules: dict[str, Any]) -> None:
+def test_one_long_context_gets_no_drafts_and_short_ones_go_on() -> None:
     """The long one is an inner one of four. A draft there takes 92 ms more, a plain step 14."""
     costs = straight_costs()
     costs.records["attention"] = Attention(draft=0.5e-6)
-    planner = by_hand(0.9, 0.8, 0.7, costs=costs, **rules)
+    planner = by_hand(0.9, 0.8, 0.7, costs=costs)
     ahead = planner.plan(names(4), np.array([100, 185_000, 100, 100]))
     assert ahead.runs_block
     assert ahead.lengths.tolist() == [3, 0, 3, 3]
 
 
 @pytest.mark.parametrize(
-    ("rules", "choices", "count", "lengths", "verified"),
+    ("rules", "choices", "count", "lengths"),
     [
-        (TRIMMED, (7,), 8, [7] * 8, 3),
-        (ANY, (1, 2, 3, 4, 5, 6, 7), 8, [3] + [0] * 7, 0),
-        (ALIKE, (1, 4, 7), 8, [4] * 8, 0),
-        (ALIKE, (7,), 1, [7], 0),
+        (ANY, (1, 2, 3, 4, 5, 6, 7), 8, [3] + [0] * 7),
+        (ALIKE, (1, 4, 7), 8, [4] * 8),
+        (ALIKE, (7,), 1, [7]),
     ],
 )
 def test_a_probe_costs_little_and_verifies_some(
-    rules: dict[str, Any],
-    choices: tuple[int, ...],
-    count: int,
-    lengths: list[int],
-    verified: int,
+    rules: dict[str, Any], choices: tuple[int, ...], count: int, lengths: list[int]
 ) -> None:
     planner = by_hand(*[0.01] * 7, choices=choices, **rules)
     probes = planner.probes
@@ -115,16 +101,12 @@ def test_a_probe_costs_little_and_verifies_some(
     assert not planner.plan(names(count), short(count)).runs_block
     ((plain, probe, is_close),) = probes.asked
     assert plain == pytest.approx((10 + count) / 1000)
-    drafted = 3 if not planner._ragged_seconds else sum(lengths)
-    assert probe == pytest.approx((drafted + (2 + 8 * count) / 4) / 1000)
+    assert probe == pytest.approx((sum(lengths) + (2 + 8 * count) / 4) / 1000)
     assert not is_close
     probes.due = True
     ahead = planner.plan(names(count), short(count))
-    assert (ahead.runs_block, ahead.lengths.tolist(), ahead.min_verified) == (
-        True,
-        lengths,
-        verified,
-    )
+    assert (ahead.runs_block, ahead.lengths.tolist()) == (True, lengths)
+    assert ahead.is_experiment
     assert not probes.restarts
 
 
@@ -202,9 +184,8 @@ def going_on(planner: AheadPlanner, times: int = 20, match: int = 40) -> None:
         planner.observe(step, told._replace(text_lengths=lengths, matches=matches))
 
 
-@pytest.mark.parametrize("rules", [TRIMMED, ANY])
-def test_where_a_text_goes_on_no_block_is_needed(rules: dict[str, Any]) -> None:
-    planner = by_hand(0.05, 0.02, 0.01, **rules)
+def test_where_a_text_goes_on_no_block_is_needed() -> None:
+    planner = by_hand(0.05, 0.02, 0.01)
     going_on(planner)
     ahead = planner.plan(names(2), short(2))
     assert not ahead.runs_block

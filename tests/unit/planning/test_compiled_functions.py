@@ -74,8 +74,7 @@ def test_vllm_may_look_into_llvmlite() -> None:
 def test_all_that_a_planner_asks_for_is_rehearsed(
     whose: str, plans: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function that is left out compiles in a warm engine, while its requests wait. On GPUs that
-    trim drafts, `best_trimmed` did."""
+    """A function that is left out compiles in a warm engine, while its requests wait."""
     asked: set[str] = set()
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

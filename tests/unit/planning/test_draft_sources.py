@@ -84,7 +84,7 @@ def test_a_step_without_the_drafter_is_no_worse_than_any_threshold(
     costs, lens = straight_costs(), np.array(contexts[: len(rates)])
     curves = np.cumprod(np.array(rates), axis=1)
     nothing = np.zeros(len(rates), np.int64)
-    batch = UndraftedBatch(nothing * 0.0, nothing, nothing, lens, lens, curves)
+    batch = UndraftedBatch(nothing * 0.0, nothing, nothing, lens, curves)
     rest = best_step(costs.records, batch, Forecast(1, 1).summary, 0, False)
     seconds = costs.decoding(len(rates), len(rates) + np.arange(curves.size + 1))
     tokens = len(rates) + np.concatenate([[0.0], np.cumsum(-np.sort(-curves.ravel()))])

@@ -1,7 +1,5 @@
 """Drafts cost more as contexts grow: which requests are drafted then, and how it is learned."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from vllm_dflash.planning.ahead import AheadPlanner
 from vllm_dflash.planning.costs import ATTENTION_RATE, FAR_CONTEXT, Attention, StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
-from vllm_dflash.planning.window import WHOLE, Chosen, Window
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:
@@ -134,12 +131,12 @@ def test_a_block_over_long_contexts_is_learned_too() -> None:
     assert costs.block(3, 200) == pytest.approx(0.00102, rel=0.05)
 
 
-def after_a_block(step: StepRecord, window: Window = WHOLE) -> tuple[float, float]:
+def after_a_block(step: StepRecord) -> tuple[float, float]:
     """Return the cost of a token of context and of 3 rows, learned from a step whose last request
     had a block."""
     costs = StepCosts.of(straight(10, 1), straight(1, 0), straight(0, 0), 8)
     is_last = np.arange(step.num_requests) == step.num_requests - 1
-    step.plan = Plan(is_last, width=2, window=window)
+    step.plan = Plan(is_last, width=2)
     step.draft_rows, step.draft_seconds = 3, 0.0012
     costs.observe(step)
     return costs.attention.block, costs.block(3)
@@ -152,46 +149,28 @@ def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
     assert alone[0] > 0
 
 
-WINDOW = Window(1000, 1024, 0)
-
-
-def test_blocks_with_a_window_cost_less_ahead() -> None:
-    """Model Runner V2 cannot time blocks, and expects what the profile says."""
-    planner, lens = AheadPlanner(7, 4), np.array([50_000, 50_000])
-    planner.start(with_attention(block=1), [7])
-    whole = planner._drafting_seconds(lens)
-    planner.use_window(Chosen(WHOLE, WINDOW))
-    assert (whole - planner._drafting_seconds(lens)) * 1000 == pytest.approx(98)
-    assert planner._drafting_seconds(lens // 200) == planner.costs.block(16, 500)
-
-
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_a_drafter_with_a_window_pays_for_long_contexts(runner: str) -> None:
-    """The same drafter does not pay if its blocks attend to all of them."""
+def test_blocks_are_drafted_where_reading_the_context_pays(runner: str) -> None:
+    """A thousand tokens of context take a block 10 ms."""
     widths = []
-    for window in (WHOLE, WINDOW):
+    for length in (100_000, 1000):
         costs = with_attention(block=10)
-        lens, one = np.array([100_000]), np.ones(1, np.int64)
+        lens, one = np.array([length]), np.ones(1, np.int64)
         if runner == "V1":
             planner = Planner(7, 1, costs)
-            planner.use_window(Chosen(WHOLE, window, is_better=True))
             step = StepRecord(["a"], one, 1, context_lens=lens, limits=7 * one)
             widths.append(planner.plan(step).width)
         else:
             ahead = AheadPlanner(7, 1)
             ahead.start(costs, range(8))
-            ahead.use_window(Chosen(WHOLE, window, is_better=True))
             widths.append(int(ahead.plan(["a"], lens).lengths.max()))
     assert widths[0] == 0 < widths[1]
 
 
-def test_what_a_block_with_a_window_took_is_attributed_to_the_window() -> None:
-    of_window = after_a_block(timed([100_000], 0, 11.0), WINDOW)
-    assert of_window == pytest.approx(after_a_block(timed([1000], 0, 11.0)))
-
-
-def test_a_timed_block_ahead_is_that_of_its_own_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are timed a step later, when another window may be in use."""
+def test_the_block_in_a_steps_time_is_one_over_its_contexts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Model Runner V2 cannot time blocks, and expects what the profile says."""
     planner, inferred = AheadPlanner(7, 1), []
     planner.start(with_attention(block=1), [7])
     observe = planner.costs.observe
@@ -201,8 +180,8 @@ def test_a_timed_block_ahead_is_that_of_its_own_window(monkeypatch: pytest.Monke
         return observe(step)
 
     monkeypatch.setattr(planner.costs, "observe", observed)
-    for window in (WHOLE, WINDOW):
-        step = timed([50_000], 0, 500.0)
-        step.draft_rows, step.plan = 8, replace(step.plan, window=window)
+    for length in (50_000, 1000):
+        step = timed([length], 0, 500.0)
+        step.draft_rows = 8
         planner.observe(step, None)
     assert (inferred[0] - inferred[1]) * 1000 == pytest.approx(49)

@@ -13,9 +13,8 @@ from support.planner_world import names, straight_costs
 from support.told_planner import ToldPlanner, decoding
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.budget import Load, RecentWorths, best_budget
 from vllm_dflash.planning.objective import price_of, rate_of, worth_of
-from vllm_dflash.planning.places import Expected, best_untrimmed
+from vllm_dflash.planning.places import Expected, best_lengths
 from vllm_dflash.planning.search import cut_chains
 from vllm_dflash.planning.step import Predicted
 from vllm_dflash.planning.tree_gain import ASSUMED_RATIO, TreeGain
@@ -75,7 +74,7 @@ def test_for_requests_alike_both_objectives_are_the_same(chances: list[float], c
         curves = worth_of(np.tile(curve, (count, 1)), fair)
         zeros = np.zeros(count, np.int64)
         expected = Expected(zeros + 3, zeros, zeros * 0.0, curves, zeros - 1, 0.002)
-        plans.append(best_untrimmed(COSTS.records, expected, np.array([1, 2, 3]), 1.0, fair))
+        plans.append(best_lengths(COSTS.records, expected, np.array([1, 2, 3]), 1.0, fair))
     (lengths, rate), (fair_lengths, fair_rate) = plans
     assert fair_rate == pytest.approx(rate)
     # Two lengths may be equally good.
@@ -117,22 +116,6 @@ def test_no_request_waits_long_for_the_drafts_of_another() -> None:
     few = text_of_one(True, 32)
     assert 0 <= few[0] <= 1
     assert text_of_one(True, 1)[0] == 20, "alone, it keeps nobody waiting"
-
-
-@given(CHANCES, st.integers(0, 12))
-def test_the_budget_of_the_device_is_the_best(chances: list[list[float]], drafting: int) -> None:
-    recent = RecentWorths(len(chances), 3, fair=True)
-    slots = np.arange(len(chances))
-    for _ in range(16):
-        recent.add(slots, np.array(chances))
-    scores, steps = recent.sample(slots, slots * 0 + 3)
-    count, most = len(chances), 3 * len(chances)
-    load = Load(count, count, 0.0, 0.0, drafting)
-    found = best_budget(COSTS, load, scores, steps, most, fair=True)
-    worth = -np.sort(-worth_of(survival_of(chances), True).ravel())
-    seconds = (10 + count + np.arange(most + 1)) / 1000 + COSTS.block(drafting, 0.0)
-    values = np.append(0.0, worth.cumsum()) - count * np.log(seconds)
-    assert values[found] == pytest.approx(values.max(), abs=1e-4)
 
 
 def test_v2_gives_fewer_places_to_the_only_copy_of_many() -> None:

@@ -19,7 +19,6 @@ from support.simulated_pipeline import Pipeline
 from vllm_dflash.planning.costs import Attention
 
 GPU, CPU = CostTable.read("assumed_gpu"), CostTable.read("cpu_2_cores")
-TRIMS, CAPTURED, ANY = REGIMES.values()
 ALL = pytest.mark.parametrize("regime", REGIMES.values(), ids=[*REGIMES])
 
 
@@ -57,11 +56,6 @@ def test_text_that_does_not_repeat_itself(drawn: RecordedDrafts, regime: Regime)
     best = max(fixed_rates(drawn, 16, GPU, regime, (3,)).values())
     assert rate_of(ours(drawn, 16, GPU, regime)) > 0.98 * best
     assert rate_of(ours(drawn, 16, GPU, regime, looks_up=True)) > best
-
-
-def test_where_drafts_are_trimmed_it_is_better_than_any_length(greedy: RecordedDrafts) -> None:
-    best = max(fixed_rates(greedy, 64, GPU, TRIMS, (3,)).values())
-    assert rate_of(ours(greedy, 64, GPU, TRIMS)) > 1.08 * best
 
 
 @pytest.mark.parametrize(

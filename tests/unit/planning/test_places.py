@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from support.planner_world import straight_costs
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.places import (
-    LEAST_WORTH,
-    Expected,
-    best_trimmed,
-    best_untrimmed,
-    expect_blocks,
-)
+from vllm_dflash.planning.places import LEAST_WORTH, Expected, best_lengths, expect_blocks
 from vllm_dflash.planning.thresholds import THRESHOLDS
 
 K = 5
@@ -52,22 +46,6 @@ def rates_of(expected: Expected, kept: Floats, gain: Floats) -> Floats:
 
 
 @given(st.integers(0, 2**32))
-def test_trimmed_to_the_best_threshold(seed: int) -> None:
-    expected, forecast, _ = made_up(seed)
-    limits, _, min_survival, curves, groups, _ = expected
-    lengths, rate = best_trimmed(COSTS.records, expected, forecast.summary, False)
-    worth = np.minimum((curves > min_survival[:, None]).sum(axis=1), limits)
-    assert lengths.tolist() == np.where(min_survival > 0.0, worth, limits).tolist()
-    is_kept = (curves >= THRESHOLDS[:, None, None]) & (np.arange(K) < worth[:, None])  # [T, R, K]
-    kept, gain = is_kept.sum(axis=2) * 1.0, (is_kept * curves).sum(axis=2)
-    for request in np.flatnonzero((groups >= 0) & (worth > 0)):
-        place = groups[request], slice(None), lengths[request] - 1
-        kept[:, request] = forecast.summary.kept[place]
-        gain[:, request] = forecast.summary.gain[place]
-    assert rate == pytest.approx(rates_of(expected, kept, gain).max())
-
-
-@given(st.integers(0, 2**32))
 def test_given_alike_or_by_a_threshold(seed: int) -> None:
     expected, _, rng = made_up(seed)
     limits, _, min_survival, curves, _, _ = expected
@@ -84,7 +62,7 @@ def test_given_alike_or_by_a_threshold(seed: int) -> None:
     plain = rates_of(expected, lengths * 1.0, gain)
     tokens = len(limits) + gain.sum(axis=1)
     rates = tokens / (tokens / plain + ragged_seconds * ~np.array(is_alike))
-    best, rate = best_untrimmed(COSTS.records, expected, alike, ragged_seconds, False)
+    best, rate = best_lengths(COSTS.records, expected, alike, ragged_seconds, False)
     assert rate == pytest.approx(rates.max())
     assert best.tolist() in lengths[np.isclose(rates, rates.max())].tolist()
 

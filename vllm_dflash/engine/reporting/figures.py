@@ -48,9 +48,18 @@ class CountingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.statistics = DraftStatistics(self.num_spec_tokens)
         self._figures = Increases(self.statistics, INTERVAL, METRICS)
-        self.verified_drafts: Mapping[str, int] = {}
-        """On V2: drafts of each request that the step being processed has verified. vLLM knows only
-        how many were scheduled."""
+        self.verified_drafts: Mapping[str, int] | None = None
+        """On V2: drafts of each request that the step being processed has verified, if workers have
+        reported them. vLLM knows only how many were scheduled."""
+
+    def count_drafts(self, verified: Mapping[str, int] | None) -> None:
+        """Set the drafts that each request of a step has verified, before its output is processed.
+        None: as many as were scheduled, which vLLM counts without a call of ours per request."""
+        self.verified_drafts = verified
+        if verified is None:
+            self.make_spec_decoding_stats = super().make_spec_decoding_stats  # type: ignore[method-assign]
+        else:
+            self.__dict__.pop("make_spec_decoding_stats", None)
 
     def make_spec_decoding_stats(
         self,
@@ -62,7 +71,7 @@ class CountingScheduler(Scheduler):
     ) -> SpecDecodingStats | None:
         """Count a request's drafts, and not places for drafts that stayed empty."""
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        verified = self.verified_drafts.get(request_id, num_draft_tokens)
+        verified = (self.verified_drafts or {}).get(request_id, num_draft_tokens)
         counted = min(verified, num_draft_tokens - invalid)
         if not counted:  # vLLM would forget the other requests' drafts
             return spec_decoding_stats

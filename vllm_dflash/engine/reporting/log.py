@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from logging import Logger
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions
 from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.curves import Curve
-from vllm_dflash.planning.window import WindowChooser, described
+from vllm_dflash.vllms_own import SWITCH_OFF
 
 ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32
 """Minimum between two checks of acceptance. Steps count because requests with the same prompt are
@@ -52,21 +53,31 @@ def log_active(options: EngineOptions) -> None:
     )
 
 
-def log_lengths(lengths: Sequence[int], ragged_seconds: float, untrimmed: str | None) -> None:
+def log_gpu_figures() -> None:
+    """Log, on a GPU, how fast this package was on the GPUs that have run it. To go when `make gpu`
+    has shown that it is at least as fast as vLLM's own DFlash at 1, 8 and 32 requests."""
+    if current_platform.is_cuda():
+        logger().warning(
+            "on the one GPU that has run vllm-dflash, an H200 with SmolLM2-135M, it made 0.77, 0.80"
+            " and 0.84 of the tokens/s of vLLM's own DFlash with its best K, at 1, 8 and 32"
+            " requests. Since then a step takes less of the host's time; no GPU has confirmed that"
+            " yet (docs/benchmarks.md). %s.",
+            SWITCH_OFF,
+        )
+
+
+def log_lengths(lengths: Sequence[int], ragged_seconds: float) -> None:
     """Log how draft lengths vary on V2.
 
     Args:
         lengths: those that all requests of a step can share.
         ragged_seconds: extra time of a step whose requests have different lengths.
-        untrimmed: reason why the device does not trim drafts; None if it does.
     """
-    how = "for all requests; vLLM's adaptive verification then trims each request's drafts"
-    if untrimmed is not None:
-        how = (
-            "the same for all requests of a step, or each its own, for"
-            f" {1000 * ragged_seconds:.2f} ms more; adaptive verification is off: {untrimmed}"
-        )
-    logger().info("draft lengths %s (%s)", ", ".join(map(str, lengths)), how)
+    logger().info(
+        "draft lengths %s (the same for all requests of a step, or each its own, for %.2f ms more)",
+        ", ".join(map(str, lengths)),
+        1000 * ragged_seconds,
+    )
 
 
 def log_free_drafts(options: EngineOptions) -> None:
@@ -104,11 +115,9 @@ class PeriodicLog:
     """Logs what was planned since the last line, and the results. Complements vLLM's own line about
     speculative decoding."""
 
-    def __init__(
-        self, statistics: DraftStatistics, interval: float, windows: WindowChooser | None = None
-    ) -> None:
-        """Log at most one line per `interval` seconds, and one on draft windows."""
-        self._statistics, self._windows = statistics, windows
+    def __init__(self, statistics: DraftStatistics, interval: float) -> None:
+        """Log at most one line per `interval` seconds."""
+        self._statistics = statistics
         self._increases = Increases(statistics, interval)
         self._costs = statistics.costs.copy()
 
@@ -146,8 +155,6 @@ class PeriodicLog:
                 f" (planned: {since['expected_tokens'] / plain:.2f}x)"
             ]
         logger().info("%s", ", ".join(parts))
-        if self._windows is not None and (report := self._windows.report()):
-            logger().info("DFlash windows: %s", described(report))
 
 
 class DraftWatch:

@@ -98,6 +98,13 @@ class DraftStatistics:
                     self.free_draft_tokens += free
                     self.free_accepted_tokens += tokens - 1
 
+    def take_counts(self, counts: Ints) -> None:
+        """Take what V2's device has counted since the start, [2, 4]: verifications, verified and
+        accepted drafts, and drafts that were not finite, of blocks and of texts."""
+        both, (_, of_texts) = counts.sum(axis=0).tolist(), counts.tolist()
+        self.verifications, self.draft_tokens, self.accepted_tokens, self.nan_drafts = both
+        self.free_verifications, self.free_draft_tokens, self.free_accepted_tokens, _ = of_texts
+
     def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
         """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle."""
         self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)

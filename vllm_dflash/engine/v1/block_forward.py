@@ -11,7 +11,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_dflash.engine.attention_groups import DraftAttentionGroup
-from vllm_dflash.engine.block_layout import BlockInputs, tables_from
+from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.model.dflash2_layers import walk
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.planning import Floats, Ints
@@ -62,8 +62,6 @@ class BlockForward:
         query_start_loc = torch.from_numpy(inputs.query_start_loc)
         slots = torch.from_numpy(inputs.slots)
         table = block_table[torch.from_numpy(inputs.requests)]
-        if inputs.first_blocks.any():
-            table = torch.from_numpy(tables_from(table.numpy(), inputs.first_blocks))
         metadata = CommonAttentionMetadata(
             query_start_loc=query_start_loc,
             query_start_loc_cpu=query_start_loc,

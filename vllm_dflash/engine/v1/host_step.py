@@ -16,7 +16,6 @@ A plan without blocks also applies to the next few steps; free drafts are still 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +33,6 @@ from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 from vllm_dflash.planning.texts import NgramIndex, append_tokens
-from vllm_dflash.planning.window import WHOLE, Chosen, WindowChooser
 
 
 class TargetBatch(NamedTuple):
@@ -86,9 +84,6 @@ class FixedLength:
         lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
 
-    def use_window(self, chosen: Chosen) -> None:
-        """Do nothing: what blocks cost is not asked."""
-
     def observe(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
 
@@ -115,15 +110,11 @@ class HostStep:
         """Source of free drafts; None: no free drafts."""
         self.backlog: ContextBacklog | None = None
         """None: context is stored in every step."""
-        self.windows: WindowChooser | None = None
-        """None: blocks attend to whole contexts."""
         self.statistics = DraftStatistics(self.width)
         self._clock = StepClock()
         self._handed_over: dict[str, bool] = {}
         """Requests whose drafts are still to be verified, and whether these are free drafts. The
         scheduler may make a request wait for several steps."""
-        self._last_window = WHOLE
-        """What the last blocks attended to."""
         self._last = StepRecord((), np.zeros(0, np.int64))
         """The previous step."""
         self._skip_steps = 0
@@ -166,10 +157,6 @@ class HostStep:
         # A step that verified drafts differs from the undrafted steps that may follow it.
         is_skipping = self._skip_steps > 0 and not step.verified.any()
         held = self._clock.finish(step, hold=is_skipping)
-        if self.windows is not None and step.seconds and step.only_decodes:
-            drafted, seconds = int(step.plan.drafted.sum()), step.draft_seconds
-            window, rest = step.plan.window, step.seconds - seconds
-            self.windows.observe_seconds(window, drafted, seconds, rest)
         if held is not None:
             self.statistics.compare(held, self.planner.observe(held))
         with step.timing("planning"):
@@ -187,10 +174,6 @@ class HostStep:
         step.verified = np.where(ours & step.decoding, step.verified, 0)
         step.verified_free = step.verified * free
         self.statistics.observe_verification(step)
-        if self.windows is not None:
-            of_blocks = (step.verified > 0) & ~free
-            accepted = int(step.accepted[of_blocks].sum())
-            self.windows.observe_drafts(self._last_window, int(of_blocks.sum()), accepted)
 
     def _keep_context(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the context of all rows that were not rejected, or add it to the backlog."""
@@ -247,14 +230,7 @@ class HostStep:
         """Plan which requests to draft and how wide; the same on every rank."""
         with step.timing("planning"):
             plan = self.planner.plan(step)
-        agrees = self.planner.agrees_across_ranks
-        if self.windows is not None:
-            agrees = False  # it goes by measured times
-            if plan.width:
-                chosen = self.windows.choose(step.context_lens[plan.drafted])
-                plan = replace(plan, window=chosen.window)
-                self.planner.use_window(chosen)
-        step.plan = plan if agrees else from_rank_0(plan)
+        step.plan = plan if self.planner.agrees_across_ranks else from_rank_0(plan)
         if not step.plan.width and not step.is_resting:
             self._skip_steps = step.plan.holds_for
 
@@ -276,7 +252,6 @@ class HostStep:
             self.mask_token_id,
             batch.block_table.numpy(),
             self.block_size,
-            step.plan.window,
         )
         newest = None
         if self.block.reads_newest:
@@ -323,7 +298,5 @@ class HostStep:
                 self._handed_over.pop(name, None)
         for request in np.flatnonzero(step.lengths).tolist():
             self._handed_over[step.ids[request]] = bool(step.from_text[request])
-        if step.plan.width:
-            self._last_window = step.plan.window
         self._last = step
         return drafts

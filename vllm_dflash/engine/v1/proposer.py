@@ -5,8 +5,6 @@ It converts vLLM's types for the step itself (`host_step.py`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import nn
@@ -36,7 +34,6 @@ from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.texts import NgramIndex
-from vllm_dflash.planning.window import WindowChooser
 
 # Under TORCHDYNAMO_DISABLE=1, torch.compile leaves a function as it is.
 LOGPROB_RANK_CODE = getattr(
@@ -112,8 +109,6 @@ class PlannedProposer(DFlashProposer):
         )
         self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
         self.statistics = self.host.statistics
-        if self.options.chooses_window:
-            self.host.windows = WindowChooser(self.max_model_len)
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.cache_block_size = group.kv_cache_spec.block_size
         """Tokens per block of the scheduler; kernels may use smaller blocks (`block_size`)."""
@@ -273,11 +268,6 @@ class PlannedProposer(DFlashProposer):
                 most_free=min(self.most_free, room),
             ),
         )
-
-    def window_report(self) -> list[dict[str, Any]] | None:
-        """What was measured and chosen by class of context length; None: nothing is chosen."""
-        windows = self.host.windows
-        return None if windows is None else windows.report()
 
     def end_step(self) -> None:
         """End the current step, if there is one."""

@@ -69,8 +69,7 @@ class V1CPUWorker(DraftingCPUWorker):
         statistics = self.drafter.statistics
         self._figures = Increases(statistics, INTERVAL, METRICS)
         if self.drafter.options.is_planned:
-            windows = self.drafter.host.windows
-            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL, windows)
+            log = PeriodicLog(statistics, envs.VLLM_LOG_STATS_INTERVAL)
             self._ticking += (log.tick,)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:

@@ -68,6 +68,8 @@ def _choose(  # type: ignore[no-untyped-def]
 ):
     request = tl.program_id(0)
     slot = tl.load(slots + request).to(tl.int64)
+    if slot < 0:  # a graph's row behind the batch
+        return
     is_running = tl.load(num_sampled + request) > 0
     draft = tl.arange(0, PADDED_K)
     is_place = draft < K
@@ -132,7 +134,7 @@ def _choose(  # type: ignore[no-untyped-def]
 def choose(
     slots: DraftSlots, batch: Batch, drafts: Drafts, found: TextLookUp | None, *, has_block: bool
 ) -> None:
-    """Write a batch's drafts and chances, and record in `slots` what grading them needs.
+    """Write a batch's drafts and chances, and record in `slots` what grading them needs. Captured.
 
     `drafts`: in: tokens and confidence of the blocks; out: the chosen tokens and their chances.
     `found`: what the texts predict; None: nothing was looked up.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.planning import Floats
 from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, TRUST, Chances
@@ -21,20 +22,37 @@ texts."""
 
 
 class Batch(NamedTuple):
-    """R requests after the target's forward. S is the number of slots for all requests."""
+    """R requests after the target's forward, where captured graphs find them. S is the number of
+    slots for all requests."""
 
     slots: torch.Tensor
-    """Slot of each request, [R]."""
+    """Slot of each request; -1 behind the batch, [R]."""
     num_sampled: torch.Tensor
     """Tokens that each request got in this step; 0: still in its prompt, [R]."""
-    num_rejected: torch.Tensor
-    """Rejected drafts of each request, [R]."""
     texts: torch.Tensor
     """Token ids of each slot, this step's included, [S, L] int32."""
     text_lens: torch.Tensor
     """Length of each text, [S] int32."""
     newest: torch.Tensor
     """Last token of each text, [S, 1] int64."""
+
+    @classmethod
+    def allocate(
+        cls, num_slots: int, texts: torch.Tensor, text_lens: torch.Tensor, newest: torch.Tensor
+    ) -> Batch:
+        """Make an empty batch of up to S requests, rounded up to a power of two."""
+        rows = next_power_of_2(num_slots)
+        slots = torch.full((rows,), -1, dtype=torch.int64, device=texts.device)
+        return cls(slots, torch.zeros_like(slots, dtype=torch.int32), texts, text_lens, newest)
+
+    def first(self, count: int) -> Batch:
+        """Return the first `count` requests."""
+        return self._replace(slots=self.slots[:count], num_sampled=self.num_sampled[:count])
+
+    def clear(self) -> None:
+        """Leave no request in the batch."""
+        self.slots.fill_(-1)
+        self.num_sampled.zero_()
 
 
 class Drafts(NamedTuple):
@@ -64,6 +82,10 @@ class DraftSlots:
         self.overall = torch.zeros(2, 2, device=device)
         # What each request of a step adds to them (`grading.py`).
         self.sums = torch.zeros(num_slots, 2, 3, device=device)
+        # Verifications, verified and accepted drafts, and drafts that were not finite, since the
+        # start: of blocks, and of texts. Also as they were before the newest step, which is what
+        # the host is sent: the next step may be counted while they are copied.
+        self.counts, self.counts_before = torch.zeros(2, 2, 4, dtype=torch.int64, device=device)
         fresh = Chances.of(width, 0).rates
         tables = (np.stack((fresh, fresh)), TRUST, CONFIDENCE_KNOTS)
         self.rates, self.trust, self.knots = (
@@ -78,6 +100,7 @@ class DraftSlots:
         """Clear what was learned of each request, and of all together."""
         self.records.zero_()
         self.overall.zero_()
+        self.counts.zero_()
 
     def set_rates(self, block: Floats, text: Floats) -> None:
         """Set the acceptance rates of drafts from blocks and from texts, [K, knots] each, without

@@ -1,8 +1,9 @@
 """Grades on the device the drafts that slots hold: what was accepted, and what to learn from it.
 
-Each request has its own program. A second kernel then adds up the sums of all requests, in the same
-order on all ranks of a tensor-parallel group: ranks choose drafts independently, so their biases
-must agree to the last bit.
+Each request has its own program, which also writes the request to where captured graphs find it. A
+second kernel, captured, adds up the sums of all requests, in the same order on all ranks of a
+tensor-parallel group: ranks choose drafts independently, so their biases must agree to the last
+bit.
 """
 
 from __future__ import annotations
@@ -41,28 +42,62 @@ def _learn(bias, sums, is_graded, survival, accepted, MEMORY: tl.constexpr):  # 
 
 @triton.jit(do_not_specialize=["num_requests"])
 def _learn_overall(  # type: ignore[no-untyped-def]
+    slots,  # [R]
+    num_sampled,  # [R]
+    outcomes,  # [max R, COLUMNS + K]
     sums,  # [max R, 2, 3]
     overall,  # [2, 2]
+    counts,  # [2, 4]
     num_requests,
     LOG_MEMORY: tl.constexpr,
     TILE: tl.constexpr,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TEXT: tl.constexpr,
 ):
     kind = tl.program_id(0)
+    source = tl.where(kind == 0, BLOCK, TEXT)
     count = tl.zeros([TILE], tl.float32)
     expected = tl.zeros([TILE], tl.float32)
     came = tl.zeros([TILE], tl.float32)
+    verifications = tl.zeros([TILE], tl.int64)
+    drafts = tl.zeros([TILE], tl.int64)
+    accepted = tl.zeros([TILE], tl.int64)
+    not_finite = tl.zeros([TILE], tl.int64)
+    draft = tl.arange(0, PADDED_K)[None, :]
     for first in range(0, num_requests, TILE):
         request = first + tl.arange(0, TILE)
-        at, is_request = sums + 6 * request + 3 * kind, request < num_requests
+        is_row = request < num_requests
+        is_request = is_row & (tl.load(slots + request, mask=is_row, other=-1) >= 0)
+        at = sums + 6 * request + 3 * kind
         count += tl.load(at, mask=is_request, other=0.0)
         expected += tl.load(at + 1, mask=is_request, other=0.0)
         came += tl.load(at + 2, mask=is_request, other=0.0)
+
+        outcome = outcomes + (COLUMNS + K) * request
+        is_source = tl.load(outcome, mask=is_request, other=-1.0).to(tl.int32) == source
+        verified = tl.load(outcome + 1, mask=is_source, other=0.0).to(tl.int64)
+        verifications += (verified > 0).to(tl.int64)
+        drafts += verified
+        sampled = tl.load(num_sampled + request, mask=is_source, other=0).to(tl.int64)
+        accepted += tl.where(verified > 0, sampled - 1, 0)
+        is_draft = is_request[:, None] & (draft < K)
+        sure = tl.load(outcome[:, None] + COLUMNS + draft, mask=is_draft, other=0.0)
+        not_finite += tl.sum((sure < 0.0).to(tl.int64), axis=1)
     memory, bias = tl.exp2(LOG_MEMORY * tl.sum(count, axis=0)), overall + 2 * kind
     tl.store(bias, memory * tl.load(bias) + tl.sum(expected, axis=0))
     tl.store(bias + 1, memory * tl.load(bias + 1) + tl.sum(came, axis=0))
+    counts += 4 * kind
+    tl.store(counts, tl.load(counts) + tl.sum(verifications, axis=0))
+    tl.store(counts + 1, tl.load(counts + 1) + tl.sum(drafts, axis=0))
+    tl.store(counts + 2, tl.load(counts + 2) + tl.sum(accepted, axis=0))
+    if kind == 0:  # only blocks have confidence
+        tl.store(counts + 3, tl.load(counts + 3) + tl.sum(not_finite, axis=0))
 
 
-@triton.jit(do_not_specialize=["stride_texts"])
+@triton.jit(do_not_specialize=["stride_texts", "num_requests"])
 def _grade(  # type: ignore[no-untyped-def]
     slots,  # [R]
     num_sampled,  # [R]
@@ -73,7 +108,13 @@ def _grade(  # type: ignore[no-untyped-def]
     sums,  # [max R, 2, 3]: out, for blocks and for texts, see `_learn`
     outcomes,  # [max R, COLUMNS + K]
     chains,  # [max R, 2 + CUTS] or None
+    batch_slots,  # [ROWS]: out, `slots`, and -1 behind them
+    batch_num_sampled,  # [ROWS]: out, `num_sampled`, and 0 behind them
+    counts,  # [2, 4]
+    counts_before,  # [2, 4]: out, `counts` before this step
     stride_texts,
+    num_requests,
+    ROWS: tl.constexpr,
     HEAD: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
@@ -88,6 +129,14 @@ def _grade(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + request).to(tl.int64)
     sampled = tl.load(num_sampled + request)
     rejected = tl.load(num_rejected + request)
+    tl.store(batch_slots + request, slot)
+    tl.store(batch_num_sampled + request, sampled)
+    if request == 0:
+        behind = num_requests + tl.arange(0, ROWS)
+        tl.store(batch_slots + behind, -1, mask=behind < ROWS)
+        tl.store(batch_num_sampled + behind, 0, mask=behind < ROWS)
+        each = tl.arange(0, 8)
+        tl.store(counts_before + each, tl.load(counts + each))
     end = tl.load(text_lens + slot)
     record = records + slot * (HEAD + 4 * K)
     holds = tl.load(record).to(tl.int32)
@@ -152,24 +201,43 @@ def _grade(  # type: ignore[no-untyped-def]
 
 
 def grade(
-    slots: DraftSlots, batch: Batch, outcomes: torch.Tensor, chains: torch.Tensor | None = None
+    slots: DraftSlots,
+    batch: Batch,
+    idx_mapping: torch.Tensor,
+    num_sampled: torch.Tensor,
+    num_rejected: torch.Tensor,
+    outcomes: torch.Tensor,
+    chains: torch.Tensor | None = None,
 ) -> None:
     """Learn from the drafts of R requests, report their outcomes, and clear them.
 
     Args:
         slots: drafts of all request slots.
-        batch: R requests.
+        batch: in: texts; out: slots and sampled tokens of these requests.
+        idx_mapping: vLLM's slot of each request, [R] int64.
+        num_sampled: tokens that each got, [R] int32.
+        num_rejected: rejected drafts of each, [R] int32.
         outcomes: out: the first R rows, [max R, OUTCOME_COLUMNS + K] float32.
         chains: see `TreeSlots.chains`; None: no drafts were trees.
     """
-    width, count = slots.width, len(batch.slots)
+    width, count = slots.width, len(idx_mapping)
     _grade[(count,)](
-        *batch[:5],
+        idx_mapping,
+        num_sampled,
+        num_rejected,
+        batch.texts,
+        batch.text_lens,
         slots.records,
         slots.sums,
         outcomes,
         chains,
+        batch.slots,
+        batch.num_sampled,
+        slots.counts,
+        slots.counts_before,
         batch.texts.stride(0),
+        count,
+        ROWS=len(batch.slots),
         HEAD=HEAD,
         K=width,
         PADDED_K=next_power_of_2(width),
@@ -181,5 +249,23 @@ def grade(
         TEXT=TEXT,
         num_warps=1,
     )
-    memory = log2(GLOBAL_MEMORY)
-    _learn_overall[(2,)](slots.sums, slots.overall, count, LOG_MEMORY=memory, TILE=TILE)
+
+
+def learn_overall(slots: DraftSlots, batch: Batch, outcomes: torch.Tensor) -> None:
+    """Add up what R requests have learned from their outcomes, and count these. Captured."""
+    _learn_overall[(2,)](
+        batch.slots,
+        batch.num_sampled,
+        outcomes,
+        slots.sums,
+        slots.overall,
+        slots.counts,
+        len(batch.slots),
+        LOG_MEMORY=log2(GLOBAL_MEMORY),
+        TILE=TILE,
+        K=slots.width,
+        PADDED_K=next_power_of_2(slots.width),
+        COLUMNS=OUTCOME_COLUMNS,
+        BLOCK=BLOCK,
+        TEXT=TEXT,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
@@ -14,17 +13,15 @@ from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.attention_groups import split_by_kind, split_by_window
 from vllm_dflash.engine.scheduler_output import room_for_blocks
-from vllm_dflash.engine.v2.trimming import why_untrimmed
-from vllm_dflash.engine.v2.windowed_context import WindowedContext
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.model.draft_model import DFlashDraftModel
 
@@ -51,7 +48,11 @@ class LoadedSpeculator(DFlashSpeculator):
 
     model: DFlashDraftModel
     vllm_config: VllmConfig
-    enable_adaptive_verification: bool
+    runs_block = True
+    """Whether the step that runs, or is captured, drafts a block. Without one it stores context."""
+    block_graphs: DFlashCudaGraphManager | None = None
+    context_graphs: DFlashCudaGraphManager | None = None
+    """Graphs of steps without a block."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.options = EngineOptions.of(vllm_config)
@@ -62,12 +63,9 @@ class LoadedSpeculator(DFlashSpeculator):
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
         self.use_acceptance_estimator = False  # we compute the chances
-        self.untrimmed: str | None = None
-        """Reason why the device does not trim drafts; None if it does."""
+        self._aux_staging = None  # vLLM 0.33: the target's graph has fused the taps already
         self.runs_target_alone = False
         """Whether the runner's dummy runs skip the drafter."""
-        self.windowed: WindowedContext | None = None
-        """What attention reads if draft windows are chosen; else None."""
         self.newest_context: torch.Tensor | None = None
         """Fused context of each request's last stored token, [max R, H]; only for LiLiCorr."""
         if self.spec.lilicorr is not None:
@@ -77,16 +75,53 @@ class LoadedSpeculator(DFlashSpeculator):
             # vLLM 0.33 copies the counts here for its captured graph.
             self._num_rejected = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
+    @property
+    def query_cudagraph_manager(self) -> DFlashCudaGraphManager | None:
+        """Graphs of vLLM's name: those of the step that runs."""
+        return self.block_graphs if self.runs_block else self.context_graphs
+
+    @query_cudagraph_manager.setter
+    def query_cudagraph_manager(self, graphs: DFlashCudaGraphManager | None) -> None:
+        self.block_graphs = graphs
+
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
-        return min(num_reqs * (1 + self.options.num_speculative_tokens), self.max_num_tokens)
+        """Context rows that a graph stores. Steps without a block seldom verify drafts; the rows of
+        those that do are stored before."""
+        rows = 1 + self.options.num_speculative_tokens if self.runs_block else 1
+        return min(num_reqs * rows, self.max_num_tokens)
+
+    def fused_taps(self, taps: list[torch.Tensor]) -> torch.Tensor:
+        """Context rows [T, H] that the target has fused within its graph, or else of its taps."""
+        if self._has_fused_taps:
+            return taps[0]
+        return self.model.combine_hidden_states(torch.cat(taps, dim=-1))
+
+    def _fuse_taps_in(self, target: nn.Module) -> None:
+        """Let the target's forward end with fusing its taps, so that its graphs do it (hook 16).
+
+        A compiled class runs no hooks. vLLM compiles a part of the models that it serves, and the
+        hook is on the whole.
+        """
+
+        def fused(_: nn.Module, __: Any, output: tuple[torch.Tensor, list[torch.Tensor]]) -> Any:
+            hidden_states, taps = output
+            return hidden_states, [self.model.combine_hidden_states(torch.cat(taps, dim=-1))]
+
+        self._has_fused_taps = type(target).__call__ is nn.Module.__call__
+        if self._has_fused_taps:
+            target.register_forward_hook(fused)
+
+    def skips_dummy_run(self, num_requests: int) -> bool:
+        """Whether a dummy run leaves out the drafter. It may have more requests than vLLM's
+        scheduler lets into a step, and no room for their blocks."""
+        rows = num_requests * self.num_query_per_req
+        return self.runs_target_alone or rows > self.max_num_tokens
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> DFlashDraftModel:
-        """Load our draft model and let it use the target's vocabulary.
-
-        Also turns on adaptive verification (hook 16) if the device can trim this engine's drafts.
-        """
+        """Load our draft model, let it use the target's vocabulary, and let the target fuse its
+        taps."""
         with set_model_tag("dflash_head"):
             model = get_model(
                 vllm_config=self._config_of_layers(), model_config=self.draft_model_config
@@ -96,14 +131,7 @@ class LoadedSpeculator(DFlashSpeculator):
             language_model = target_model
         model.share_vocabulary(language_model)
         cover_positions(model, self.max_model_len)
-        if self.enable_adaptive_verification:
-            return model
-        self.untrimmed = why_untrimmed(self.engine_config, target_attn_layer_names)
-        if self.untrimmed is None:  # hook 16
-            for config in (self.engine_config, self.vllm_config):
-                assert config.speculative_config is not None
-                config.speculative_config.enable_adaptive_verification = True
-            self.enable_adaptive_verification = True
+        self._fuse_taps_in(target_model)
         return model
 
     def prepare_context_anchor(self, *where: Any) -> None:
@@ -155,12 +183,20 @@ class LoadedSpeculator(DFlashSpeculator):
         return config
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Capture blocks of one width: the table of draft lengths is for the target's graphs."""
+        """Plan graphs of blocks of one width, since the table of draft lengths is for the target's
+        graphs, and as many of steps without a block."""
         whole, self.vllm_config = self.vllm_config, self._with_larger_graphs(self.vllm_config)
         self.vllm_config.speculative_config = copy(self.speculative_config)
         self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size = None
         try:
             super().init_cudagraph_manager(cudagraph_mode)
+            assert self.block_graphs is not None
+            self.context_graphs = DFlashCudaGraphManager(
+                self.vllm_config,
+                self.device,
+                self.block_graphs.cudagraph_mode,
+                decode_query_len=self.num_query_per_req,
+            )
         finally:
             self.vllm_config = whole
 
@@ -187,31 +223,16 @@ class LoadedSpeculator(DFlashSpeculator):
                     whole, attentions, self.attn_vllm_config, self.device, block_size
                 )
         self._configure_decode_metadata_update()
-        if self.options.chooses_window:
-            self.windowed = WindowedContext(
-                block_tables,
-                self.draft_kv_cache_group_ids,
-                self.input_buffers,
-                self.num_query_per_req,
-            )
 
     def capture(self) -> None:
-        """Capture graphs of blocks, which read the windowed context if there is one."""
-        with nullcontext() if self.windowed is None else self.windowed.substituted_in(self):
+        """Capture graphs of steps without a block, and of blocks."""
+        for self.runs_block in (False, True):
             super().capture()
 
     def _prepare_graph_forward(self, num_reqs: int, attn_metadata: dict[str, Any] | None) -> None:
-        """What a graph does first. If it updates its metadata itself, nobody builds it before."""
-        if self.windowed is not None and self.supports_decode_metadata_update:
-            self.windowed.write_shortened(num_reqs)
-        super()._prepare_graph_forward(num_reqs, attn_metadata)
+        """What a graph does first: without a block, no attention needs its metadata updated."""
+        super()._prepare_graph_forward(num_reqs, attn_metadata if self.runs_block else None)
 
-    def _build_uniform_attn_metadata(
-        self, batch_desc: BatchExecutionDescriptor, num_reqs: int, *args: Any, **kwargs: Any
-    ) -> dict[str, Any] | None:
+    def _build_uniform_attn_metadata(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
         """Metadata of blocks that run eagerly, or whose graph does not update it."""
-        if self.windowed is None:
-            return super()._build_uniform_attn_metadata(batch_desc, num_reqs, *args, **kwargs)
-        self.windowed.write_shortened(batch_desc.num_reqs or num_reqs)
-        with self.windowed.substituted_in(self):
-            return super()._build_uniform_attn_metadata(batch_desc, num_reqs, *args, **kwargs)
+        return super()._build_uniform_attn_metadata(*args, **kwargs) if self.runs_block else None

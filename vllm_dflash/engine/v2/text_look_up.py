@@ -81,6 +81,8 @@ def _predict(  # type: ignore[no-untyped-def]
     request = tl.program_id(0)
     part, draft = tl.arange(0, PADDED_PARTS), tl.arange(0, PADDED_K)
     slot = tl.load(slots + request).to(tl.int64)
+    if slot < 0:  # a graph's row behind the batch
+        return
     end = tl.load(text_lens + slot)
     is_running = tl.load(num_sampled + request) > 0
     is_part = is_running & (part < num_parts)
@@ -108,7 +110,7 @@ class TextLookUp:
         self._best = torch.zeros(max_requests, most_parts, dtype=torch.int64, device=device)
 
     def look_up(self, batch: Batch) -> None:
-        """Write `tokens` and `matches` of R requests; other rows are not written."""
+        """Write `tokens` and `matches` of R requests; other rows are not written. Captured."""
         num_requests = len(batch.slots)
         most_parts, width = self._best.shape[1], self.tokens.shape[1]
         num_parts = min(most_parts, MOST_PROGRAMS // max(1, num_requests) or 1)

@@ -65,6 +65,17 @@ def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:
     return rows <= 2 or requests * runner.speculator.num_query_per_req <= runner.max_num_tokens
 
 
+def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
+    """Draft lengths that all requests of a step can share, ascending: from 0 to K for chains, and
+    more for trees. Call this after graphs are captured."""
+    manager = runner.cudagraph_manager
+    captured = {graph.uniform_token_count for graph in manager.graphs} if manager else set()
+    lengths = {count - 1 for count in captured if count}
+    if not lengths:  # no graphs, or, with vLLM's adaptive verification, graphs for any lengths
+        return list(range(max_draft + 1))
+    return sorted(lengths | {0, max_draft})
+
+
 @torch.inference_mode()
 def ragged_seconds(runner: GPUModelRunner) -> float:
     """Extra time of a step whose requests have different numbers of rows, in seconds.

@@ -1,9 +1,10 @@
 """Schedulers for Model Runner V2, synchronous or not.
 
-The device decides what each request's drafts are, and verifies those that are worth it
-(`speculator.py`). When a step is scheduled, the scheduler decides for all ranks whether it runs a
-block, and how many drafts of each request the step after it verifies. It learns from outcomes that
-arrive two steps later, or one (docs/engineering/architecture.md has the path of a length).
+The device decides what each request's drafts are (`speculator.py`). When a step is scheduled, its
+plan (`StepPlan`) says for all ranks whether a block runs, and how many drafts of each request the
+step after it verifies. Planning takes as long as a step of a fast GPU, so most steps repeat the
+last plan (`plan_cache.py`). Only outputs of steps with a new plan are learned from
+(docs/engineering/architecture.md has the path of a length).
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.scheduler_output import never_drafts, room_for_blocks
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v2.exchange import (
-    BLOCK_SECONDS,
     CHAINS_ONLY,
-    DIRECTIONS,
+    COUNTED,
     FACTS,
     OUTCOMES,
-    Directions,
+    PLAN,
+    StepPlan,
     WorkerFacts,
-    directions_of,
+    WorkerUpdate,
+    plan_of,
     verified_drafts,
 )
+from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
-from vllm_dflash.engine.v2.windows_ahead import WindowsAhead
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
@@ -46,10 +48,9 @@ from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.rehearsal import rehearse_ahead
 from vllm_dflash.planning.step import Outcomes, StepRecord
 from vllm_dflash.planning.tree_gain import TreeGain
-from vllm_dflash.planning.window import WHOLE
 
-FIRST_NEWS, MOST_NEWS = 4, 32
-"""Steps between two `learned` messages to workers: at first, and at most. The number doubles."""
+FIRST_UPDATE, MOST_UPDATE = 4, 32
+"""Steps between two updates for workers: at first, and at most. The number doubles."""
 
 
 class V2Scheduler(SessionScheduler, CountingScheduler):
@@ -78,71 +79,57 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
-        self._windows = (
-            WindowsAhead(self._longest, self.planner) if options.chooses_window else None
-        )
-        chooser = None if self._windows is None else self._windows.chooser
-        self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL, chooser)
+        self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
         self._clock, self._cadence = StepClock(), Cadence()
-        self._plans_and_learns = True
-        """Whether the step is planned, and the planner learns from the next output."""
-        self._repeats_block = False
-        """Whether the last plan that was no experiment runs a block."""
-        self._planned_for: dict[str, int] = {}
-        """Length of each request in that plan."""
+        self._cache = PlanCache(self._longest, width, is_fixed=self._is_fixed)
+        speculative = self.vllm_config.speculative_config
+        self._drops_drafts = speculative.enable_adaptive_verification
+        self._plan = StepPlan()
+        """Plan of the step that was scheduled last."""
         self._planning_seconds = 0.0
-        """Time spent on the last plan."""
-        self._last_block = 0, WHOLE
-        """Rows and window of the last step's block, whose time is part of the next step's."""
-        self._news_in, self._news_every = FIRST_NEWS, FIRST_NEWS
-        """Steps until the next `learned` message to workers, and between two of them."""
-        self._places: dict[str, int] = {}
-        """Maximum number of each request's drafts that the next step verifies; empty if it is the
-        same for all."""
+        """Time spent on the last new plan."""
+        self._last_block_rows = 0
+        """Rows of the last finished step's block, whose time is part of the next step's."""
+        self._update_in, self._update_every = FIRST_UPDATE, FIRST_UPDATE
+        """Steps until the next update for workers, and between two of them."""
 
     # --- scheduling a step ------------------------------------------------------------------
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        names = list(scheduler_output.num_scheduled_tokens)
-        self._places = {}
-        if names:
+        if count := len(scheduler_output.num_scheduled_tokens):
             started = time.perf_counter()
-            directions = self._plan(scheduler_output, names)
-            if self._windows is not None:
-                directions = self._windows.direct(
-                    directions, lambda: self._context_lens_after(scheduler_output, names)
-                )
-            DIRECTIONS.attach(scheduler_output, directions)
+            plan = self._plan = self._numbered(self._plan_step(scheduler_output))
+            PLAN.attach(scheduler_output, plan)
+            scheduler_output.num_spec_tokens_to_schedule = plan.length
             seconds = time.perf_counter() - started
             self.statistics.planning_seconds += seconds
-            if not never_drafts(scheduler_output):
+            if plan.is_new and not never_drafts(scheduler_output):
                 self._planning_seconds = seconds
-            length, could = scheduler_output.num_spec_tokens_to_schedule, directions.could_draft
-            drafted = names * self._has_block(scheduler_output)
-            if self._places and drafted:
-                lengths = np.array([self._places[name] for name in drafted])
-                self.statistics.observe_lengths(lengths, could_draft=could)
-            else:
-                self.statistics.observe_length(len(drafted), length, could_draft=could)
+            self._count(plan, count)
         super()._update_after_schedule(scheduler_output)
-        if self.vllm_config.scheduler_config.async_scheduling:
-            self._cut_to_places()
+        if count and self.vllm_config.scheduler_config.async_scheduling:
+            self._cut_drafts()
 
-    def _plan(self, scheduler_output: SchedulerOutput, names: list[str]) -> Directions:
+    def _plan_step(self, scheduler_output: SchedulerOutput) -> StepPlan:
+        """Plan a step, or repeat the last plan."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        is_due = self._cadence.is_due(len(scheduled))
         if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
-            self._plans_and_learns = self._cadence.is_due(len(names))
-            scheduler_output.num_spec_tokens_to_schedule = 0
-            return Directions(runs_block=False, could_draft=False, **self._news())
-        self._plans_and_learns = self._cadence.is_due(len(names)) or not self._planned_for
-        self._plans_and_learns |= self._trees.num_nodes > 0
-        if not self._plans_and_learns:
-            return self._repeat(scheduler_output)
+            self._cache.expire()
+            return StepPlan(could_draft=False, is_new=is_due)
+        if self._cache and not is_due and not self._trees.num_nodes:
+            return self._cache.repeat(scheduled, self.requests)
+        self._cache.expire()
+        names = list(scheduled)
         context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         ahead = PlanAhead(np.zeros_like(limits))
         # Fixed lengths: K drafts after every step.
-        could_draft = self._is_fixed or self._can_use_drafts(names, context.tolist())
+        could_draft = self._is_fixed or any(
+            can_use_drafts(self.requests.get(name), length)
+            for name, length in zip(names, context.tolist(), strict=True)
+        )
         if could_draft:
             ahead = self._ahead(names, context, limits)
         lengths = ahead.lengths
@@ -156,10 +143,33 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             of_trees = self._trees.places(lengths, *batch, most_rows)
             lengths = self._best_places(ahead, of_trees, context)
         length = int(lengths.max())
-        scheduler_output.num_spec_tokens_to_schedule = length
+        each = None
         if (lengths < length).any():
-            self._places = dict(zip(names, lengths.tolist(), strict=True))
-        return Directions(ahead.runs_block, ahead.min_verified, could_draft, **self._news())
+            each = dict(zip(names, lengths.tolist(), strict=True))
+        return StepPlan(
+            runs_block=ahead.runs_block and length > 0,
+            length=length,
+            lengths=each,
+            could_draft=could_draft,
+        )
+
+    def _numbered(self, plan: StepPlan) -> StepPlan:
+        """Add the step's number, what workers report, and what they are told."""
+        last = self._plan
+        # Only a report says how many drafts were verified: of texts, which may predict nothing, or
+        # if vLLM drops some.
+        reports = plan.is_new or (last.length > 0 and not last.runs_block) or self._drops_drafts
+        update = self._update_for_workers()
+        return plan._replace(step=last.step + 1, reports=reports, update=update)
+
+    def _count(self, plan: StepPlan, count: int) -> None:
+        """Count the draft lengths of a step of `count` requests."""
+        if plan.lengths is not None and plan.runs_block:
+            lengths = np.array([*plan.lengths.values()])
+            self.statistics.observe_lengths(lengths, could_draft=plan.could_draft)
+        else:
+            blocks = count * plan.runs_block
+            self.statistics.observe_length(blocks, plan.length, could_draft=plan.could_draft)
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> PlanAhead:
         ahead = self.planner.plan(names, context, limits, self._cadence.take_steps_since_plan())
@@ -167,7 +177,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             self.statistics.probes += ahead.runs_block
             self._cadence.watch()
             return ahead
-        self._repeats_block, self._planned_for = ahead.runs_block, {}
+        lengths: Ints = limits[:0]
         if limits.any():  # else nothing was chosen
             # A request near its end gets a short length for that reason alone. When the plan is
             # repeated, it and others use the length of the request that has most room.
@@ -175,31 +185,14 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             most = int(ahead.lengths[freest])
             most = self._width if most == limits[freest] else most
             lengths = np.where(ahead.lengths < limits, ahead.lengths, most)
-            self._planned_for = dict(zip(names, lengths.tolist(), strict=True))
+        kept = dict(zip(names, lengths.tolist(), strict=False))
+        self._cache.keep(kept, runs_block=ahead.runs_block)
         return ahead
-
-    def _repeat(self, scheduler_output: SchedulerOutput) -> Directions:
-        """Repeat the last plan; requests that are new since then get its longest length. Uses no
-        arrays, which is faster for a server's batches."""
-        most, could_draft, lengths = max(self._planned_for.values()), self._is_fixed, []
-        for name, rows in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests.get(name)
-            context = rows + (request.num_computed_tokens if request else 0)
-            limit = max(0, min(self._longest - context - 2, self._width))
-            lengths.append(min(self._planned_for.get(name, most), limit))
-            could_draft = could_draft or self._can_use_drafts([name], [context])
-        length = max(lengths) if could_draft else 0
-        scheduler_output.num_spec_tokens_to_schedule = length
-        if could_draft and min(lengths) < length:
-            self._places = dict(zip(scheduler_output.num_scheduled_tokens, lengths, strict=True))
-        runs_block = could_draft and self._repeats_block
-        return Directions(runs_block, 0, could_draft, has_new_plan=False, **self._news())
 
     def _best_places(self, ahead: PlanAhead, of_trees: Ints, context: Ints) -> Ints:
         """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
-        [S, R]. The largest size if the device trims, since it then verifies only the nodes that
-        pay, or if lengths are not planned."""
-        if self.planner.trims or not self.planner.is_started:
+        [S, R]. The largest size if lengths are not planned."""
+        if not self.planner.is_started:
             return of_trees[-1]
         seconds = self.planner.seconds(of_trees, context)
         best = self._tree_gain.best(
@@ -212,47 +205,26 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         )
         return ahead.lengths if best is None else of_trees[best]
 
-    def _can_use_drafts(self, names: list[str], context_lens: list[int]) -> bool:
-        """Whether any request will be past its prompt after the step, and not at its end.
-
-        A request needs three more tokens to use drafts: this step's, a draft, and the bonus token
-        after it.
-        """
-        return any(
-            (request := self.requests.get(name)) is not None
-            and context >= request.num_tokens
-            and request.num_prompt_tokens + request.max_tokens - request.num_tokens > 2
-            for name, context in zip(names, context_lens, strict=True)
-        )
-
-    def _news(self) -> dict[str, Any]:
-        """What was learned and counted, and how windows do, if a message to workers is due."""
-        self._news_in -= 1
-        if self._news_in > 0:
-            return {}
-        self._news_every = min(2 * self._news_every, MOST_NEWS)
-        self._news_in = self._news_every
-        windows = None if self._windows is None else self._windows.chooser.report()
-        counted = self.statistics.of_planning()
-        return {"learned": self.planner.learned(), "counted": counted, "window_report": windows}
-
-    def _has_block(self, scheduler_output: SchedulerOutput) -> bool:
-        return (
-            directions_of(scheduler_output).runs_block
-            and scheduler_output.num_spec_tokens_to_schedule > 0
-        )
+    def _update_for_workers(self) -> WorkerUpdate | None:
+        """What workers are told, if it is time."""
+        self._update_in -= 1
+        if self._update_in > 0:
+            return None
+        self._update_every = min(2 * self._update_every, MOST_UPDATE)
+        self._update_in = self._update_every
+        return WorkerUpdate(self.planner.learned(), self.statistics.of_planning())
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Cut drafts to their places. Called by vLLM if scheduling is synchronous."""
+        """Cut drafts to their lengths. Called by vLLM if scheduling is synchronous."""
         super().update_draft_token_ids(draft_token_ids)
-        self._cut_to_places()
+        self._cut_drafts()
 
-    def _cut_to_places(self) -> None:
-        """Cut each request's drafts, or vLLM's placeholders for them, to its places."""
-        for name, places in self._places.items():
+    def _cut_drafts(self) -> None:
+        """Cut each request's drafts, or vLLM's placeholders for them, to its own length."""
+        for name, length in (self._plan.lengths or {}).items():
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
-                request.spec_token_ids = request.spec_token_ids[:places]
+                request.spec_token_ids = request.spec_token_ids[:length]
 
     def _context_lens(self, names: list[str]) -> Ints:
         """Tokens of context of each request of a step, as far as known by now, [R]."""
@@ -274,6 +246,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Take the sampled tokens, and learn from them and from the time they took."""
         if CHAINS_ONLY.on(model_runner_output):
             self._trees = PlacesOfTrees(0)
+        counts = COUNTED.on(model_runner_output)
+        if counts is not None:
+            self.statistics.take_counts(counts)
         facts = FACTS.on(model_runner_output)
         if facts is not None:
             self._start(facts)
@@ -284,50 +259,41 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         return outputs
 
     def _start(self, facts: WorkerFacts) -> None:
-        self.planner.start(
-            facts.costs, facts.lengths, trims=facts.trims, ragged_seconds=facts.ragged_seconds
-        )
+        self.planner.start(facts.costs, facts.lengths, ragged_seconds=facts.ragged_seconds)
 
     def _observe(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        plan, table = plan_of(scheduler_output), OUTCOMES.on(output)
         # Use the scheduler's order, which is stable while the batch is; the worker puts requests
         # with most drafts first.
-        names, table = list(scheduler_output.num_scheduled_tokens), OUTCOMES.on(output)
-        self.verified_drafts, outcomes = {}, None
-        produced: list[int] = []
-        verified: list[tuple[int, int]] = []
+        names = list(scheduler_output.num_scheduled_tokens)
+        counted = None
         if table is not None:
             order = [output.req_id_to_index[name] for name in names]
             table = table[order]
-            produced = [len(output.sampled_token_ids[row]) for row in order]
-            verified = verified_drafts(table)
-            self.statistics.count_verified(names, produced, verified)
-            self.verified_drafts = dict(zip(names, (count for count, _ in verified), strict=True))
-        draft_rows, window = self._last_block
-        rows = self._has_block(scheduler_output) * len(names) * (1 + self._width)
-        self._last_block = rows, directions_of(scheduler_output).window
-        if not self._plans_and_learns:
-            seconds = self._clock.pass_over(names)
-            self.statistics.step_seconds += seconds
-            self._observe_window(scheduler_output, output, produced, verified, seconds)
+            counted = dict(zip(names, verified_drafts(table), strict=True))
+        self.count_drafts(counted)
+        draft_rows = self._last_block_rows
+        self._last_block_rows = plan.runs_block * len(names) * (1 + self._width)
+        if not plan.is_new:
+            self.statistics.step_seconds += self._clock.pass_over(names)
             return
         step = StepRecord(
             names, np.zeros(len(names), np.int64), scheduler_output.total_num_scheduled_tokens
         )
-        step.draft_rows, step.plan = draft_rows, replace(step.plan, window=window)
+        step.draft_rows = draft_rows
+        outcomes = None
         if table is not None:
-            step.produced = np.array(produced)
+            step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
             drafts = scheduler_output.scheduled_spec_decode_tokens
-            given = np.array([len(drafts.get(name, ())) for name in names], dtype=np.int64)
+            given = sum(map(len, drafts.values()))
             outcomes = Outcomes.of(table, len(TREE_CUTS))
-            # Placeholders take time as well.
-            step.verified = outcomes.admitted if self.planner.trims else given
-            step.rows -= int(given.sum() - step.verified.sum())
-            if self._trees.num_nodes and not self.planner.trims:
+            step.verified = outcomes.admitted  # placeholders, too, which take time as well
+            step.rows -= given - int(step.verified.sum())
+            if self._trees.num_nodes:
                 rest = self.planner.rest_of_chains(outcomes)
                 self._tree_gain.observe(outcomes, step.produced - 1, rest)
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
-        self._observe_window(scheduler_output, output, produced, verified, step.seconds)
         if not step.context_lens.all():
             # Some requests ended while this step ran. It did read their contexts, so its time
             # would be attributed to something else.
@@ -337,25 +303,6 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         self._cadence.observe(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
         self.statistics.observe_time(step, estimate)
-
-    def _observe_window(
-        self,
-        scheduler_output: SchedulerOutput,
-        output: ModelRunnerOutput,
-        produced: list[int],
-        verified: list[tuple[int, int]],
-        seconds: float,
-    ) -> None:
-        """Learn about draft windows; see `WindowsAhead.observe`. Empty lists: nothing is known."""
-        if self._windows is None or not verified:
-            return
-        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
-        rows = scheduler_output.total_num_scheduled_tokens
-        has_prompts = rows > len(produced) + sum(map(len, drafts))
-        directions, took = directions_of(scheduler_output), BLOCK_SECONDS.on(output)
-        self._windows.observe(
-            directions, produced, verified, seconds, took, has_prompts=has_prompts
-        )
 
 
 class V2AsyncScheduler(V2Scheduler, AsyncScheduler):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import log_free_drafts, log_lengths
-from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, FACTS, WorkerFacts
+from vllm_dflash.engine.v2.drawing import sample_by_drawing
+from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, COUNTED, FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-from vllm_dflash.engine.v2.text_look_up import keep_texts_on_device
-from vllm_dflash.engine.v2.trimming import lengths_to_choose
-from vllm_dflash.engine.v2.v2_profile import profile_v2, ragged_seconds
-from vllm_dflash.engine.vllm_fixes.scored_verification import fix_scored_verification
+from vllm_dflash.engine.v2.v2_profile import lengths_to_choose, profile_v2, ragged_seconds
 from vllm_dflash.engine.vllm_fixes.undrafted_graphs import fix_undrafted_graphs
 from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
@@ -31,24 +31,20 @@ class V2Worker(DraftingWorker):
     """Messages for the next output, each with its content."""
 
     def attach(self) -> PlannedSpeculator:
-        """Replace the runner's speculator (hook 10) and keep texts on the device (hook 15)."""
+        """Replace the runner's speculator (hook 10), which keeps texts on the device (hook 15)."""
         runner = self.model_runner
         check_drafter_class(runner.speculator, DFlashSpeculator)
-        drafter = runner.speculator = PlannedSpeculator(self.vllm_config, self.device)
-        drafter.req_states = runner.req_states
-        drafter.device_step.copy_stream = runner.output_copy_stream
-        if drafter.device_step.free_drafts is not None:
-            keep_texts_on_device(runner.req_states)
-        return drafter
+        runner.speculator = PlannedSpeculator(self.vllm_config, runner)
+        return runner.speculator
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        fix_scored_verification(self.model_runner)  # hook 19
+        sample_by_drawing(self.model_runner)  # hook 21
         fix_undrafted_graphs(self.model_runner)  # hook 19
-        self.drafter.before_capture(self.model_runner)  # hooks 16 and 17
+        self.drafter.before_capture(self.model_runner)  # hook 17
         took = super().compile_or_warm_up_model()
         # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.
-        self.drafter.device_step.slots.forget_all()
+        self.drafter.slots.forget_all()
         # Set after warm-up: on GPUs it runs steps too, and nobody reads their output.
         trees = self.drafter.trees
         if trees is not None and not trees.is_attached:
@@ -60,24 +56,33 @@ class V2Worker(DraftingWorker):
         return profile_v2(self.model_runner)
 
     def start_planning(self, costs: StepCosts) -> None:
-        """Send the costs to the scheduler, which plans, with the first output. The device's budget
-        uses them, too."""
-        if self.drafter.budget is not None:
-            self.drafter.budget.costs = costs
+        """Send the costs to the scheduler, which plans, with the first output."""
         facts = WorkerFacts(
             costs,
             lengths_to_choose(self.model_runner, self.drafter.options.draft_width),
-            trims=self.drafter.budget is not None,
             ragged_seconds=ragged_seconds(self.model_runner),
         )
         self._to_send += ((FACTS, facts),)
         if self.rank == 0:
-            if self.drafter.device_step.free_drafts is not None:
+            if self.drafter.free_drafts is not None:
                 log_free_drafts(self.drafter.options)
-            log_lengths(facts.lengths, facts.ragged_seconds, self.drafter.untrimmed)
+            log_lengths(facts.lengths, facts.ragged_seconds)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
+        """Run the target. An engine that becomes idle is told what was counted."""
+        output = super().execute_model(scheduler_output)
+        if output is not None and not scheduler_output.total_num_scheduled_tokens:
+            output = copy(output)  # vLLM has one for all such steps
+            COUNTED.attach(output, self.drafter.read_counts())
+        return output
+
+    def dflash_stats(self) -> dict[str, Any]:
+        """Counters of this worker."""
+        self.drafter.read_counts()
+        return super().dflash_stats()
 
     def end_step(self, output: Output) -> Output:
-        """Attach messages to the output, and count the drafts once its tokens arrive."""
+        """Attach messages to the output, and what became of the drafts if the plan wants it."""
         for message, content in self._to_send:
             message.attach(output.model_runner_output, content)
         self._to_send = ()

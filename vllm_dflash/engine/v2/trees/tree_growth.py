@@ -83,6 +83,8 @@ def _grow(  # type: ignore[no-untyped-def]
 ):
     request = tl.program_id(0)
     slot = tl.load(slots + request).to(tl.int64)
+    if slot < 0:  # a graph's row behind the batch
+        return
     record = records + slot * (HEAD + 4 * K)
     last = tl.load(newest + slot)
     is_running = tl.load(num_sampled + request) > 0
@@ -192,7 +194,7 @@ def grow(
     *,
     has_block: bool,
 ) -> None:
-    """Make trees of a batch's drafts, if they may be trees.
+    """Make trees of a batch's drafts, if they may be trees. Captured.
 
     Args:
         trees: out: the trees of the batch's slots; size 0: the drafts are a chain.

@@ -68,8 +68,8 @@ def why_chains(config: VllmConfig) -> str | None:
             "logits processors need a request's rows to be consecutive tokens",
         ),
         (
-            speculative.rejection_sample_method == "synthetic",
-            "rejection_sample_method is 'synthetic'",
+            speculative.rejection_sample_method != "standard",
+            f"rejection_sample_method is {speculative.rejection_sample_method!r}",
         ),
         (
             getattr(parallel, "enable_batch_sharded_sampling", False),

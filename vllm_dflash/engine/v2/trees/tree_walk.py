@@ -1,12 +1,11 @@
-"""Verifies draft trees by sampling, with a walk on the device.
+"""Verifies draft trees, with a walk on the device along the tokens that were drawn (`drawing.py`).
 
-A token is drawn after the bonus token and after each node, exactly as plain decoding would draw it:
-by vLLM's function, from the target's logits, with the request's seed and the row's position. A node
-is accepted if its token is the one drawn after its parent, and the walk goes on with the token
-drawn after the node. The last token drawn on the path is the bonus token. So drafts do not affect
-any draw, and the output is what plain decoding writes, at any temperature: drafts only determine
-which rows have been computed when a token is known. Two nodes of equal depth draw with the same
-random numbers, but only one of them can be on the path, so no draw is used twice.
+A token is drawn after the bonus token and after each node. A node is accepted if its token is the
+one drawn after its parent, and the walk goes on with the token drawn after the node. The last token
+drawn on the path is the bonus token. So drafts do not affect any draw, and the output is what plain
+decoding writes: drafts only determine which rows have been computed when a token is known. Two
+nodes of equal depth draw with the same random numbers, but only one of them can be on the path, so
+no draw is used twice.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dflash.config.engine_options import TREE_CUTS
+from vllm_dflash.engine.v2.drawing import DrawingVerifier
+from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
-from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "paths", "path_lens", "chains"])
 def _walk(  # type: ignore[no-untyped-def]
     slots,  # [R]
     cu_num_logits,  # [R + 1]
@@ -36,6 +35,7 @@ def _walk(  # type: ignore[no-untyped-def]
     likeliest,  # [S]
     sampled,  # [R, 1 + W]
     num_sampled,  # [R]
+    num_rejected,  # [R]
     paths,  # [R, D]
     path_lens,  # [R]
     chains,  # [R, 2 + CUTS]
@@ -48,7 +48,8 @@ def _walk(  # type: ignore[no-untyped-def]
     request = tl.program_id(0)
     slot = tl.load(slots + request).to(tl.int64)
     root = tl.load(cu_num_logits + request)
-    size = tl.minimum(tl.load(cu_num_logits + request + 1) - root - 1, tl.load(sizes + slot))
+    num_rows = tl.load(cu_num_logits + request + 1) - root
+    size = tl.minimum(num_rows - 1, tl.load(sizes + slot))
     if size <= 0:
         return
     each = tl.arange(0, PADDED_N)
@@ -76,6 +77,7 @@ def _walk(  # type: ignore[no-untyped-def]
             on_path = on_path | (each == node)
             accepted += 1
     tl.store(num_sampled + request, accepted + 1)
+    tl.store(num_rejected + request, num_rows - (accepted + 1))
     tl.store(path_lens + request, accepted)
     of_request = chains + request * (2 + CUTS)
     tl.store(of_request, num_firsts)
@@ -91,37 +93,34 @@ def walk(
     trees: TreeSlots,
     slots: torch.Tensor,
     cu_num_logits: torch.Tensor,
-    drawn: torch.Tensor,
-    sampled: torch.Tensor,
-    num_sampled: torch.Tensor,
+    verified: Verified,
     start: int = 0,
 ) -> None:
-    """Walk along the drawn tokens; outputs of requests without a tree are not changed.
+    """Walk along the drawn tokens; results of requests without a tree are not changed.
 
     Args:
         trees: in: trees by slot; out: `paths`, `path_lens`, `chains`.
         slots: slots of R requests, [R].
         cu_num_logits: first row of each request in `drawn`, and the total, [R + 1].
-        drawn: token drawn after each row, int64.
-        sampled: out: tokens of each request, [R, 1 + W].
-        num_sampled: out: number of these, [R].
+        verified: in: token drawn after each row; out: tokens of each request.
         start: index of the first of the R requests in the batch.
     """
     num_nodes = trees.num_nodes
     _walk[(len(slots),)](
         slots,
         cu_num_logits,
-        drawn,
+        verified.drawn,
         trees.sizes,
         trees.tokens,
         trees.parents,
         trees.likeliest,
-        sampled,
-        num_sampled,
+        verified.sampled,
+        verified.num_sampled,
+        verified.num_rejected,
         trees.paths[start:],
         trees.path_lens[start:],
         trees.chains[start:],
-        sampled.stride(0),
+        verified.sampled.stride(0),
         D=trees.paths.shape[1],
         N=num_nodes,
         PADDED_N=next_power_of_2(num_nodes),
@@ -130,8 +129,8 @@ def walk(
     )
 
 
-class TreeVerifier(ScoringVerifier):
-    """vLLM's verifier for chains, and the walk for trees; only the device knows which is which."""
+class TreeVerifier(DrawingVerifier):
+    """Accepts chains, and walks along trees; only the device knows which is which."""
 
     trees: TreeSlots
     _start = 0
@@ -144,20 +143,10 @@ class TreeVerifier(ScoringVerifier):
         self._start = 0
         return super().__call__(logits, input_batch, *others, **more)
 
-    def _verify(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        _, _, _, pos, cu_num_logits, idx_mapping, _, expanded_idx_mapping, *_ = arguments
-        processed, sampled, num_sampled = super()._verify(*arguments)
-        states = self.sampler.sampling_states
-        drawn = gumbel_sample(
-            processed,
-            expanded_idx_mapping,
-            states.temperature.gpu,
-            states.seeds.gpu,
-            pos,
-            apply_temperature=False,  # already applied
-            is_drafting=False,
-            use_fp64=self.sampler.use_fp64_gumbel,
-        )
-        walk(self.trees, idx_mapping, cu_num_logits, drawn, sampled, num_sampled, start=self._start)
-        self._start += len(idx_mapping)
-        return processed, sampled, num_sampled
+    def verify(self, *batch: torch.Tensor, **where: Any) -> Verified:
+        """Draw a token after each row, and accept drafts; arguments as of `draw_and_accept`."""
+        found = super().verify(*batch, **where)
+        *_, ends, slots = batch
+        walk(self.trees, slots, ends, found, self._start)
+        self._start += len(slots)
+        return found

@@ -1,0 +1,202 @@
+"""Verifies drafts by drawing the tokens that plain decoding would draw.
+
+At each row, after the bonus token and after each draft, the kernels draw what vLLM's sampler would
+draw there: from the target's logits, with the noise of the request's seed and of the row's
+position. A draft is accepted if it is the token drawn before it; the first draw that is no draft is
+the bonus token. So no draw depends on a draft. With a seed, the text is plain decoding's, token for
+token, at any temperature and whatever is drafted.
+
+A draft is accepted with the target's probability of it, as by rejection sampling of drafts that are
+not random themselves (arXiv 2211.17192, section 2.3). That takes vLLM six launches, and this two.
+Steps without drafts are drawn by the same two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+from vllm_dflash.engine.v2.drawing_kernels import Verified, accept, draw
+from vllm_dflash.engine.vllm_fixes.repeated_uploads import UploadingSampler
+from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
+
+
+def sample_by_drawing(runner: GPUModelRunner) -> None:
+    """Replace the runner's samplers (hook 21), in a worker whose models are loaded.
+
+    Not if ranks share the sampling of a batch, since vLLM sizes their messages for its own, or if
+    the model or a watermark has its own sampler.
+    """
+    kinds = type(runner.sampler), type(runner.rejection_sampler)
+    if runner.parallel_config.enable_batch_sharded_sampling or kinds != (Sampler, RejectionSampler):
+        return
+    sampler = runner.sampler = DrawingSampler.instead_of(runner.sampler)
+    verifier = runner.rejection_sampler = DrawingVerifier.instead_of(runner.rejection_sampler)
+    verifier.sampler = sampler
+    verifier.warm_up(runner.vocab_size, runner.dtype)
+
+
+def draw_and_accept(
+    sampler: Sampler,
+    logits: torch.Tensor,
+    row_slots: torch.Tensor,
+    drafts: torch.Tensor,
+    positions: torch.Tensor,
+    ends: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    width: int,
+    rows: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+) -> Verified:
+    """Draw a token after each of Q rows, and accept the drafts of R requests.
+
+    Args:
+        sampler: has the parameters of all slots.
+        logits: logits to draw from, [Q, V].
+        row_slots: slot of each row's request, [Q].
+        drafts: token of each row, or of each of the batch's T rows; -1 is never accepted.
+        positions: their positions.
+        ends: 0, then where each request's rows end, [R + 1].
+        slots: slot of each request, [R].
+        width: most tokens of a request, 1 + W.
+        rows: which of the batch's rows these are, [Q]; None: drafts and positions are theirs.
+        seq_lens: length of each request; those still in their prompts get no token. None: vLLM sees
+            to that.
+    """
+    states = sampler.sampling_states
+    drawn = draw(
+        logits,
+        row_slots,
+        rows,
+        positions,
+        states.temperature.gpu,
+        states.seeds.gpu,
+        use_fp64=sampler.use_fp64_gumbel,
+    )
+    prefill_lens = sampler.req_states.prefill_len.gpu
+    batch = rows, drafts, positions, ends, slots, seq_lens, prefill_lens
+    return accept(drawn, *batch, width=width)
+
+
+def draw_batch(
+    verify: Callable[..., Verified], logits: torch.Tensor, batch: InputBatch
+) -> SamplerOutput:
+    """Draw the tokens of a batch that wants nothing else."""
+    found = verify(
+        logits,
+        batch.expanded_idx_mapping,
+        batch.input_ids,
+        batch.positions,
+        batch.cu_num_logits,
+        batch.idx_mapping,
+        rows=batch.logits_indices,
+        seq_lens=batch.seq_lens,
+    )
+    return SamplerOutput(
+        sampled_token_ids=found.sampled,
+        logprobs_tensors=None,
+        num_nans=None,
+        num_sampled=found.num_sampled,
+        num_rejected=found.num_rejected,
+        sampling_mask_tensors=None,
+    )
+
+
+class DrawingSampler(UploadingSampler):
+    """vLLM's sampler; takes two launches in steps that ask for nothing but tokens."""
+
+    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
+        """Turn the logits of R requests, [R, V], into a token for each."""
+        if self.wants_only_tokens(input_batch.idx_mapping_np):
+            verify = functools.partial(draw_and_accept, self, width=1)
+            return draw_batch(verify, logits, input_batch)
+        return super().__call__(logits, input_batch)
+
+    def wants_only_tokens(self, slots: np.ndarray) -> bool:
+        """Whether a batch in these slots needs no more than a draw from logits as they are."""
+        return not (
+            self.compute_nans
+            or self.return_sampling_mask
+            or self.trace_replay_state is not None
+            or self.needs_logits_processing[slots].any()
+            or self.sampling_states.num_logprobs[slots].max() != NO_LOGPROBS
+            or self.logprob_token_ids_state.max_num_token_ids(slots)
+        )
+
+
+class DrawingVerifier(ScoringVerifier):
+    """Draws where vLLM's verifier would sample by rejection, and only there: what it does before
+    and after that, for example log-probabilities, stays."""
+
+    sampler: DrawingSampler
+    draws = False
+    """Whether to draw: not if the user asks for another method of vLLM's."""
+
+    @classmethod
+    def instead_of(cls, whole: RejectionSampler) -> Self:
+        """Make a verifier with the state of vLLM's."""
+        made = super().instead_of(whole)
+        made.draws = (
+            whole.synthetic_conditional_rates is None
+            and not whole.use_block_verification
+            and not getattr(whole, "fly_window_size", 0)  # vLLM 0.33
+        )
+        return made
+
+    def warm_up(self, vocab_size: int, dtype: torch.dtype) -> None:
+        """Compile the kernels, for logits as they are and as changed by a request's parameters."""
+        device = self.sampler.req_states.prefill_len.gpu.device
+        slots = torch.zeros(1, dtype=torch.int64, device=device)
+        ids, ends = slots.int(), torch.arange(2, dtype=torch.int32, device=device)
+        batch = slots, ids, slots, ends, slots
+        alone: dict[str, Any] = {"rows": slots, "seq_lens": ids}
+        as_they_are, changed = (
+            torch.zeros(1, vocab_size, dtype=kind, device=device) for kind in (dtype, torch.float32)
+        )
+        for logits in (as_they_are, changed):
+            draw_and_accept(self.sampler, logits, *batch, width=1, **alone)
+            self.verify(logits, *batch, **alone)
+            self.verify(logits, *batch)
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        input_batch: InputBatch,
+        draft_logits: torch.Tensor | None = None,
+        invalid_drafts: torch.Tensor | None = None,
+    ) -> SamplerOutput:
+        """Turn logits of all sampled rows into tokens [R, 1 + W]; arguments as in vLLM."""
+        slots = input_batch.idx_mapping_np
+        is_simple = draft_logits is None and invalid_drafts is None
+        if self.draws and is_simple and self.sampler.wants_only_tokens(slots):
+            return draw_batch(self.verify, logits, input_batch)
+        self.most_scored = self.sampler.logprob_token_ids_state.max_num_token_ids(slots)
+        return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+
+    def _verify(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits, draft_logits, draft_sampled, pos, ends, slots, slots_np = arguments[:7]
+        row_slots, local_pos, seq_lens_np, drafts = arguments[7:]
+        self.row_slots = row_slots
+        if not self.draws or draft_logits is not None:
+            return super()._verify(*arguments)
+        logits = self.sampler.apply_sampling_params(
+            logits, row_slots, slots, slots_np, pos, draft_sampled, local_pos, seq_lens_np
+        )
+        found = self.verify(logits, row_slots, drafts, pos, ends, slots)
+        return logits, found.sampled, found.num_sampled
+
+    def verify(self, *batch: torch.Tensor, **where: Any) -> Verified:
+        """Draw a token after each row, and accept drafts; arguments as of `draw_and_accept`."""
+        width = 1 + self.num_speculative_steps
+        return draw_and_accept(self.sampler, *batch, width=width, **where)
