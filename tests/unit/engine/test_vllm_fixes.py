@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.worker import mamba_utils
+from vllm.v1.worker.gpu.sample import sampler as vllms_sampler
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_dflash.engine.v1.v1_fixes import aligned_states
 from vllm_dflash.engine.v1.v1_fixes.bonus_min_tokens import bonus_rows_by_drafts
@@ -27,6 +30,7 @@ from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import sync_batch, update_t
 from vllm_dflash.engine.vllm_fixes import collective_memory, gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
 from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
+from vllm_dflash.engine.vllm_fixes.repeated_uploads import NUM_OF_VLLM
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import fix_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
@@ -293,3 +297,19 @@ def test_metadata_keeps_to_the_bound_of_its_graph(
     fix_undrafted_graphs(runner)
     batch: Any = SimpleNamespace(max_query_len=None, num_tokens_after_padding=16)
     assert state.prepare_attn(batch, mode, (), for_capture=False) == most_rows
+
+
+@pytest.mark.parametrize("users_own", [0, 1])
+def test_a_users_logits_processors_are_told_from_vllms(
+    monkeypatch: pytest.MonkeyPatch, users_own: int
+) -> None:
+    """By their number, which must be that of the vLLM installed."""
+    for name in (
+        *("SamplingStates", "LogitsProcRequestState", "PenaltiesState", "LogitBiasState"),
+        *("BadWordsState", "LogprobTokenIdsState", "ThinkingBudgetState"),
+    ):
+        monkeypatch.setattr(vllms_sampler, name, MagicMock())
+    nothing: Any = MagicMock()
+    own: Any = [MagicMock()] * users_own
+    sampler = Sampler(nothing, 4, 9, torch.device("cpu"), nothing, custom_logits_processors=own)
+    assert (len(sampler.logits_processors) == NUM_OF_VLLM) == (not users_own)
