@@ -55,7 +55,7 @@ class Round(TypedDict):
 
 
 Measured = dict[int, dict[str, list[Round]]]
-"""By number of requests, and side."""
+"""Rounds of each side, by number of requests."""
 
 
 class HostSide:

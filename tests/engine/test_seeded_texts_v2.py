@@ -1,4 +1,4 @@
-"""With a seed, drafts change no token on Model Runner V2, at any temperature.
+"""Drafts change no token of a seeded text on Model Runner V2, at any temperature.
 
 Verification draws what plain decoding would draw (`engine/v2/drawing.py`). So whatever is drafted,
 and however much of it, the text is plain decoding's, token for token; this also is the proof that

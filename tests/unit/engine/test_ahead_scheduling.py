@@ -339,7 +339,7 @@ def test_padding_of_requests_that_were_just_admitted_is_no_draft(
 
 
 def test_rows_are_those_that_the_device_kept(scheduler: Any, observed: list[Any]) -> None:
-    """With vLLM's adaptive verification: five of the 2 x 7 that had places."""
+    """Five of the 2 x 7 that had places, with vLLM's adaptive verification."""
     drafts, produced = {"a": 7, "b": 7, "p": 0}, {"a": 2, "b": 1, "p": 0}
     rows = {"a": 8, "b": 8, "p": 60}
     scheduler.update_from_output(*step(drafts, produced, rows, admitted={"a": 4, "b": 1}))
@@ -396,8 +396,8 @@ def test_vllm_counts_what_was_scheduled_unless_a_report_says_more(
 
 
 def test_reports_are_asked_for_where_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By new plans, and behind a plan with drafts of texts alone: only a report says which requests
-    had any."""
+    """New plans ask for reports, and so do steps behind a plan with drafts of texts alone: only a
+    report says which requests had any."""
     scheduler = bare(monkeypatch, plans_every_step=False)
     due = [True, False, False, True, False, False, True, False]
     monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))
@@ -414,7 +414,7 @@ def test_reports_are_asked_for_where_they_are_needed(monkeypatch: pytest.MonkeyP
 
 
 def test_where_vllm_drops_drafts_every_step_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its adaptive verification, only the device knows how many were verified."""
+    """Only the device knows how many were verified, with vLLM's adaptive verification."""
     for drops_drafts in (True, False):
         scheduler = bare(monkeypatch, plans_every_step=False, drops_drafts=drops_drafts)
         monkeypatch.setattr(Cadence, "is_due", lambda cadence, _: not cadence._num_requests)

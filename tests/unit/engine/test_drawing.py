@@ -121,7 +121,7 @@ def test_logits_that_are_no_numbers_are_no_fault(place: int) -> None:
 
 @given(SEEDS)
 def test_a_row_draws_the_same_in_any_batch(seed: int) -> None:
-    """By its request's seed and its position, whatever is drafted and whoever else is there."""
+    """Seed and position decide it, whatever is drafted and whoever else is there."""
     step = Step(Case(4, 3, 50), seed)
     whole = step.verify().drawn.tolist()
     row = int(step.random.integers(0, len(step.rows)))

@@ -172,7 +172,7 @@ def check(
 
 
 def test_who_can_use_drafts() -> None:
-    """Who gets three more tokens at least: the step's own, a draft and the bonus token."""
+    """Requests that get three more tokens at least: the step's, a draft and the bonus token."""
     assert not can_use_drafts(None, 100)
     assert [can_use_drafts(request(left=left), 101) for left in (2, 3)] == [False, True]
     assert not can_use_drafts(request(), 100)  # a token of its prompt is left

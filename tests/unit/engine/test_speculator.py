@@ -231,7 +231,7 @@ class Compiled(Target):
 
 @pytest.mark.parametrize(("kind", "num_taps"), [(Target, 1), (Compiled, 2)])
 def test_taps_are_fused_once(kind: type[Target], num_taps: int) -> None:
-    """By the target, so that its graphs do it, or else when the drafter is given them."""
+    """The target fuses them, so that its graphs do it, or else the drafter when given them."""
     speculator, target = bare(), kind()
     fused: list[list[float]] = []
 

@@ -303,7 +303,7 @@ def test_metadata_keeps_to_the_bound_of_its_graph(
 def test_a_users_logits_processors_are_told_from_vllms(
     monkeypatch: pytest.MonkeyPatch, users_own: int
 ) -> None:
-    """By their number, which must be that of the vLLM installed."""
+    """Their number tells, which must be that of the vLLM installed."""
     for name in (
         *("SamplingStates", "LogitsProcRequestState", "PenaltiesState", "LogitBiasState"),
         *("BadWordsState", "LogprobTokenIdsState", "ThinkingBudgetState"),

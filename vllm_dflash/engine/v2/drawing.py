@@ -113,7 +113,18 @@ def draw_batch(
     )
 
 
-class DrawingSampler(UploadingSampler):
+class InsteadOfVllm:
+    """Base of samplers that replace vLLM's in a runner."""
+
+    @classmethod
+    def instead_of(cls, whole: Any) -> Self:
+        """Make a sampler with the state of vLLM's."""
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(whole))
+        return made
+
+
+class DrawingSampler(InsteadOfVllm, UploadingSampler):
     """vLLM's sampler; takes two launches in steps that ask for nothing but tokens."""
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
@@ -135,7 +146,7 @@ class DrawingSampler(UploadingSampler):
         )
 
 
-class DrawingVerifier(ScoringVerifier):
+class DrawingVerifier(InsteadOfVllm, ScoringVerifier):
     """Draws where vLLM's verifier would sample by rejection, and only there: what it does before
     and after that, for example log-probabilities, stays."""
 
@@ -144,7 +155,7 @@ class DrawingVerifier(ScoringVerifier):
     """Whether to draw: not if the user asks for another method of vLLM's."""
 
     @classmethod
-    def instead_of(cls, whole: RejectionSampler) -> Self:
+    def instead_of(cls, whole: Any) -> Self:
         """Make a verifier with the state of vLLM's."""
         made = super().instead_of(whole)
         made.draws = (

@@ -8,8 +8,6 @@ that call depends on `scheduled_new_reqs`, as the two calls before it do.
 
 from __future__ import annotations
 
-from typing import Self
-
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
@@ -22,13 +20,6 @@ class UploadingSampler(Sampler):
 
     _has_changed = True
     """Whether requests were added since the last upload."""
-
-    @classmethod
-    def instead_of(cls, whole: Sampler) -> Self:
-        """Make a sampler with the state of vLLM's."""
-        made = cls.__new__(cls)
-        made.__dict__.update(vars(whole))
-        return made
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
         """Take a new request's parameters."""

@@ -8,8 +8,6 @@ tokens. Not reported yet (docs/engineering/upstream.md). Delete this file when
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
@@ -28,13 +26,6 @@ class ScoringVerifier(RejectionSampler):
     """Maximum number of tokens to score for a request of the batch."""
     row_slots: torch.Tensor
     """Slot of each row's request, for the rows being verified, [rows]."""
-
-    @classmethod
-    def instead_of(cls, whole: RejectionSampler) -> Self:
-        """Make a sampler with the state of vLLM's."""
-        made = cls.__new__(cls)
-        made.__dict__.update(vars(whole))
-        return made
 
     def _get_logprobs_tensors(
         self,
