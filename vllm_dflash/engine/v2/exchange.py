@@ -52,6 +52,21 @@ class StepPlan(NamedTuple):
     """Whether workers send what became of the drafts that this step verifies."""
     update: WorkerUpdate | None = None
 
+    @classmethod
+    def of(
+        cls, lengths: Mapping[str, int], *, runs_block: bool, could_draft: bool, is_new: bool = True
+    ) -> StepPlan:
+        """Plan a step with a draft length for each request; none if none could use drafts."""
+        length = max(lengths.values()) if could_draft else 0
+        is_ragged = could_draft and min(lengths.values()) < length
+        return cls(
+            runs_block=runs_block and length > 0,
+            length=length,
+            lengths=lengths if is_ragged else None,
+            could_draft=could_draft,
+            is_new=is_new,
+        )
+
 
 @dataclass(frozen=True)
 class WorkerFacts:

@@ -72,14 +72,8 @@ class PlanCache:
             else:
                 left = max(left, tokens_left(request))
         could_draft = could_draft or left > 2
-        length = max(lengths.values()) if could_draft else 0
-        is_ragged = could_draft and min(lengths.values()) < length
-        self._last = StepPlan(
-            runs_block=could_draft and self._runs_block and length > 0,
-            length=length,
-            lengths=lengths if is_ragged else None,
-            could_draft=could_draft,
-            is_new=False,
+        self._last = StepPlan.of(
+            lengths, runs_block=self._runs_block, could_draft=could_draft, is_new=False
         )
         # A step adds 1 + K tokens at most. Until then, each length and `could_draft` stay.
         self._scheduled, self._valid_for = scheduled, 0

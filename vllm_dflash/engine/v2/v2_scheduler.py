@@ -142,16 +142,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             most_rows = min(room, self.max_num_scheduled_tokens)
             of_trees = self._trees.places(lengths, *batch, most_rows)
             lengths = self._best_places(ahead, of_trees, context)
-        length = int(lengths.max())
-        each = None
-        if (lengths < length).any():
-            each = dict(zip(names, lengths.tolist(), strict=True))
-        return StepPlan(
-            runs_block=ahead.runs_block and length > 0,
-            length=length,
-            lengths=each,
-            could_draft=could_draft,
-        )
+        each = dict(zip(names, lengths.tolist(), strict=True))
+        return StepPlan.of(each, runs_block=ahead.runs_block, could_draft=could_draft)
 
     def _numbered(self, plan: StepPlan) -> StepPlan:
         """Add the step's number, what workers report, and what they are told."""
