@@ -153,17 +153,18 @@ def make_up_tokens() -> None:
 def make_up_decisions(*, has_blocks: bool) -> None:
     """Let ours draft a block in each step or in none, plan seldom, and wait for no report."""
     from support.planner_world import steady_costs
+    from vllm_dflash.engine import cadence
     from vllm_dflash.engine.v2.exchange import HostCopy
     from vllm_dflash.engine.v2.v2_workers import V2GPUWorker
-    from vllm_dflash.planning import cadence
-    from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-    from vllm_dflash.planning.step import BLOCK, COUNTS
+    from vllm_dflash.planning.planner import Planner
+    from vllm_dflash.planning.step import BLOCK, COUNTS, Plan
 
-    plan = AheadPlanner.plan
+    plan = Planner.plan
 
-    def forced(planner: Any, *args: Any) -> PlanAhead:
-        lengths = plan(planner, *args).lengths  # takes its time
-        return PlanAhead(np.full_like(lengths, WIDTH * has_blocks), runs_block=has_blocks)
+    def forced(planner: Any, ids: list[str], *args: Any, **more: Any) -> Plan:
+        plan(planner, ids, *args, **more)  # takes its time
+        drafted, lengths = np.full(len(ids), has_blocks), np.full(len(ids), WIDTH * has_blocks)
+        return Plan(drafted, WIDTH * has_blocks, lengths)
 
     def reported(copy: Any) -> list[np.ndarray]:
         *tables, counts = copy._values
@@ -175,7 +176,7 @@ def make_up_decisions(*, has_blocks: bool) -> None:
         return copy._values
 
     for owner, name, made_up in (
-        (AheadPlanner, "plan", forced),
+        (Planner, "plan", forced),
         (HostCopy, "wait", reported),
         (V2GPUWorker, "measure", lambda worker: steady_costs(worker.model_runner.max_num_reqs)),
     ):

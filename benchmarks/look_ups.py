@@ -61,7 +61,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 32])
     arguments = parser.parse_args()
     text = read_text(max(arguments.contexts) + STEPS)
-    measure(text, min(arguments.contexts), 1)  # compiles
     rows = []
     for context in arguments.contexts:
         kilobytes = 4 * (BUCKETS + context) / 1024

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 from torch._dynamo.callback import callback_handler
@@ -17,7 +16,6 @@ from support.engines import (
     proposer_of,
     token_ids,
 )
-from support.planner_world import steady_costs, step_of
 
 
 def planning_functions() -> dict[str, Dispatcher]:
@@ -39,8 +37,6 @@ def test_hazard_10_planning_compiles_nothing_after_warm_up(monkeypatch: pytest.M
         function._reset_overloads()
         function.overloads.clear()
     with engine(speculative_config=DFLASH, max_num_seqs=16, max_num_batched_tokens=64) as llm:
-        nothing = np.zeros(1, dtype=np.int64)
-        steady_costs(1).observe(step_of(["any"], nothing, nothing))  # only these costs call this
         known = {name: function.signatures for name, function in functions.items()}
         for batch in (1, 3, 16, 20):
             repeating = [prompt * 3 for prompt in held_out_prompts(batch)]

@@ -66,7 +66,7 @@ def answer_alone(llm: LLM, one: Crossed) -> Answer:
 
 def never_paying() -> StepCosts:
     """Return costs at which a row costs as much as the step without it: only probes are drafted."""
-    return StepCosts.of(
+    return StepCosts(
         curve({1: 1.0, 1000: 1000.0}),
         curve({1: 500.0, 1000: 1000.0}),
         curve({1: 0.1, 1000: 0.2}),

@@ -17,7 +17,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from reference.reference_drafter import ReferenceDrafter
-from support.device_decisions import directed, prefer
+from support.device_decisions import directed, drafting, prefer
 from support.engines import (
     DFLASH,
     DRAFTER,
@@ -41,7 +41,6 @@ from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
 from support.tree_ranks import interpreting_ranks
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = pytest.mark.v2
 NODES, NEW_TOKENS = 12, 14
@@ -124,8 +123,8 @@ def test_trees_of_different_sizes_and_texts_beside_them(
     with triton_attention(), engine("asynchronous", **settings) as llm:
         assert proposer_of(llm).trees.is_attached
         scheduler = scheduler_of(llm)
-        prefer(llm, monkeypatch, text=0.6, block=0.5)
-        directed(llm, monkeypatch, lambda most: PlanAhead(most, runs_block=True))
+        prefer(llm, text=0.6, block=0.5)
+        directed(llm, monkeypatch, lambda most: drafting(most, runs_block=True))
         sizes = np.array([3, 7, NODES])
         monkeypatch.setattr(
             scheduler,

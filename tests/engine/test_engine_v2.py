@@ -107,7 +107,7 @@ def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
     """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
     with engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
         directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 1, 0, 7, 7, 2, 0))
-        prefer(llm, monkeypatch, text=0.0, block=0.9)
+        prefer(llm, text=0.0, block=0.9)
         drafted = []
         block = proposer_of(llm).model.block
         forward = block.forward

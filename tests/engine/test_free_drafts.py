@@ -113,7 +113,7 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
     """The text includes tokens of the running step, which the runner has not stored yet."""
     proposer = proposer_of(llm)
     policy = proposer.host.planner = ForcedTexts(proposer.width, whole=True)
-    lengths, seen = policy.decide_lengths, 0
+    lengths, seen = policy.choose, 0
 
     def compared(step: StepRecord, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         nonlocal seen
@@ -135,6 +135,6 @@ def test_what_is_predicted_is_what_followed_in_the_whole_text(
             seen += 1
         return lengths(step, confidence)
 
-    monkeypatch.setattr(policy, "decide_lengths", compared)
+    monkeypatch.setattr(policy, "choose", compared)
     llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
     assert seen > 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm import LLM
 
-from support.device_decisions import directed, prefer
+from support.device_decisions import directed, drafting, prefer
 from support.engines import (
     DFLASH,
     engine,
@@ -21,7 +21,6 @@ from support.engines import (
     token_ids,
 )
 from vllm_dflash.engine.v2.draft_slots import Batch
-from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = pytest.mark.v2
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(3)]
@@ -58,8 +57,8 @@ def test_texts_are_taken_wherever_they_promise_more(
 ) -> None:
     """Also if no block is run: then the drafter never runs."""
     plain, llm = both
-    prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda most: PlanAhead(most, runs_block))
+    prefer(llm, text=0.99, block=0.01)
+    directed(llm, monkeypatch, lambda most: drafting(most, runs_block=runs_block))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -74,8 +73,8 @@ def test_blocks_are_taken_wherever_they_promise_more(
     both: tuple[list[list[int]], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, llm = both
-    prefer(llm, monkeypatch, text=0.0, block=0.9)
-    directed(llm, monkeypatch, lambda most: PlanAhead(most, True))
+    prefer(llm, text=0.0, block=0.9)
+    directed(llm, monkeypatch, lambda most: drafting(most, runs_block=True))
     count_from_here(llm)
     assert token_ids(llm, PROMPTS, PARAMS) == plain
     stats = stats_of(llm)
@@ -90,8 +89,8 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
     vocabulary."""
     plain, llm = both
     speculator = proposer_of(llm)
-    prefer(llm, monkeypatch, text=0.99, block=0.01)
-    directed(llm, monkeypatch, lambda most: PlanAhead(most, True))
+    prefer(llm, text=0.99, block=0.01)
+    directed(llm, monkeypatch, lambda most: drafting(most, runs_block=True))
     count_from_here(llm)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
     texts = speculator.free_drafts
@@ -112,21 +111,14 @@ def test_look_ups_that_predict_nonsense_change_nothing_but_speed(
 def test_planned_ones(both: tuple[list[list[int]], LLM]) -> None:
     """The planner decides by itself: it uses both texts and blocks, and learns about both."""
     plain, llm = both
-    speculator, planner = proposer_of(llm), scheduler_of(llm).planner
+    planner = scheduler_of(llm).planner
+    proposer_of(llm).slots.forget_all()
     count_from_here(llm)
-    # At least twice: what was learned in earlier tests is sent after the first steps of this one.
     for turn in range(8):
         assert token_ids(llm, PROMPTS, PARAMS) == plain
-        if turn and min(planner.text_chances.seen.sum(), planner.block_chances.seen.sum()) > 20:
+        if turn and min(planner.texts.of_all[0], planner.blocks.of_all[0]) > 2.0:
             break
     stats = stats_of(llm)
     assert stats["accepted_tokens"] > stats["free_accepted_tokens"] > 0
-    assert planner.text_chances.seen.sum() > 20
-    assert planner.block_chances.seen.sum() > 20
-    count_from_here(llm)
-    scheduler_of(llm)._update_in = 1  # with the next step, the device is told
-    learned = torch.tensor(planner.text_chances.rates, dtype=torch.float32)
-    token_ids(llm, PROMPTS[:1], greedy(1))
-    assert torch.equal(speculator.slots.rates[1], learned)
-    fresh = type(speculator.slots)(1, 7, torch.device("cpu")).rates
-    assert not torch.equal(speculator.slots.rates, fresh)
+    assert min(planner.texts.of_all[0], planner.blocks.of_all[0]) > 2.0
+    assert (proposer_of(llm).slots.overall[:, 0] > 0.0).all()  # the device learns by itself

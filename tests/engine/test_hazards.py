@@ -17,7 +17,7 @@ from vllm import LLM, SamplingParams
 
 from reference.reference_drafter import ReferenceDrafter
 from support.context_rows import ContextRows
-from support.device_decisions import directed, prefer
+from support.device_decisions import directed, drafting, prefer
 from support.drafter_watch import watch_drafts
 from support.engines import (
     DFLASH,
@@ -40,7 +40,6 @@ from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
 from support.targets import continued, make_target
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.planning.ahead import PlanAhead
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
 NEW_TOKENS, LIMIT, BLOCK = 20, 160, 32
@@ -118,8 +117,8 @@ def shared(way: str) -> Iterator[LLM]:
         attention = triton_attention() if way == TREES else nullcontext()
         with attention, engine(scheduling, speculative_config=speculative, **settings) as llm:
             if way == FREE:
-                prefer(llm, patch, text=0.95, block=0.9)
-                directed(llm, patch, lambda most: PlanAhead(most, runs_block=True))
+                prefer(llm, text=0.95, block=0.9)
+                directed(llm, patch, lambda most: drafting(most, runs_block=True))
             yield llm
             (stats,) = llm.collective_rpc("dflash_stats")
             assert way != FREE or stats["free_draft_tokens"] > 0

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from support.engines import (
@@ -32,8 +31,7 @@ from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.planning import step
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 
 pytestmark = pytest.mark.usefixtures("runner")
 REQUESTS = 4
@@ -80,7 +78,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     time = EngineTime()
     # V2 cannot time a block: a difference in it is attributed to the target.
     draft = scaled(1.0 if USES_V2 else 1.25, DRAFT)
-    profiled = StepCosts.of(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
+    profiled = StepCosts(scaled(0.75, TARGET), draft, scaled(0.75, CONTEXT), REQUESTS)
     for kind in (V1CPUWorker, V2CPUWorker):
         monkeypatch.setattr(kind, "measure", lambda _: profiled)
     for module in (step, step_clock, v2_scheduler):
@@ -119,7 +117,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     # fewest and the most rows are a little off in opposite directions, and all together are not.
     expected, taken = 0.0, 0.0
     for rows in often("target"):
-        learned = 1000 * float(costs.decoding(REQUESTS, np.array([rows]))[0])
+        learned = 1000 * float(costs.target(REQUESTS, rows))
         assert learned == pytest.approx(TARGET[0] + TARGET[1] * rows, rel=0.1), rows
         expected += time.met["target"][rows] * learned
         taken += time.met["target"][rows] * (TARGET[0] + TARGET[1] * rows)

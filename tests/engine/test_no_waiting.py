@@ -13,7 +13,7 @@ import pytest
 from vllm import LLM, EngineArgs
 from vllm.model_executor.model_loader import utils as loading
 
-from support.device_decisions import directed, lengths_in_turn
+from support.device_decisions import directed, drafting, lengths_in_turn
 from support.engines import (
     DFLASH,
     engine,
@@ -27,7 +27,6 @@ from support.interpreter import triton_attention
 from support.schedules import GRAPHS, ON_GPU, SIZES
 from support.step_counts import launches_counted, lines_counted, waits_noted
 from vllm_dflash.engine.worker import DraftingWorker
-from vllm_dflash.planning.ahead import PlanAhead
 from vllm_dflash.plugin import register, restore_draft_model
 
 pytestmark = pytest.mark.v2
@@ -86,10 +85,10 @@ def llm(request: pytest.FixtureRequest) -> Any:
         assert proposer_of(llm).free_drafts is not None
         kinds = cycle(
             [
-                lambda most: PlanAhead(most, True),
-                lambda most: PlanAhead(np.minimum(most, 3), False),
-                lambda most: PlanAhead(np.zeros_like(most)),
-                lambda most: PlanAhead(np.minimum(most, np.arange(len(most)) % 3), True),
+                lambda most: drafting(most, runs_block=True),
+                lambda most: drafting(np.minimum(most, 3), runs_block=False),
+                lambda most: drafting(np.zeros_like(most), runs_block=False),
+                lambda most: drafting(np.minimum(most, np.arange(len(most)) % 3), runs_block=True),
             ]
         )
         directed(llm, patch, lambda most: next(kinds)(most))

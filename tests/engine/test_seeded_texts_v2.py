@@ -17,11 +17,11 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.ops import topk_topp_sampler
 
-from support.device_decisions import directed, lengths_in_turn, prefer
+from support.device_decisions import directed, drafting, lengths_in_turn, prefer
 from support.engines import DFLASH, FIXED, engine, fix_costs, held_out_prompts
 from support.interpreter import triton_attention
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.ahead import PlanAhead
+from vllm_dflash.planning.step import Plan
 
 pytestmark = pytest.mark.v2
 TOKENS = 20
@@ -72,12 +72,12 @@ def plain() -> dict[str, list[list[int]]]:
         return texts_of(llm)
 
 
-def ragged(limits: Ints) -> PlanAhead:
+def ragged(limits: Ints) -> Plan:
     """Give each request a length of its own."""
-    return PlanAhead(np.minimum(limits, 1 + 3 * np.arange(len(limits)) % 8), runs_block=True)
+    return drafting(np.minimum(limits, 1 + 3 * np.arange(len(limits)) % 8), runs_block=True)
 
 
-ENGINES: dict[str, tuple[str, dict[str, Any], Callable[[Ints], PlanAhead] | None]] = {
+ENGINES: dict[str, tuple[str, dict[str, Any], Callable[[Ints], Plan] | None]] = {
     "fixed": ("asynchronous", FIXED, None),
     "lengths in turn": ("asynchronous", DFLASH, lengths_in_turn(7, 3, 0, 1, 7)),
     "a length for each": ("asynchronous", DFLASH, ragged),
@@ -100,7 +100,7 @@ def test_the_text_is_plain_decodings(
     with attention, engine(way, speculative_config=dict(speculative), **SETTINGS) as llm:
         if plan is not None:
             text = 0.9 if name == "lengths in turn" else 0.5
-            prefer(llm, monkeypatch, text=text, block=0.5)
+            prefer(llm, text=text, block=0.5)
             directed(llm, monkeypatch, plan)
         found = texts_of(llm)
         (stats,) = llm.collective_rpc("dflash_stats")

@@ -5,7 +5,7 @@ Before that, acceptance of later hits stayed at two thirds until the block was e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,15 +25,16 @@ from support.engines import (
 from support.planner_world import steady_costs
 from vllm_dflash.engine.v1 import backlog as backlog_module
 from vllm_dflash.engine.v1.host_step import FixedLength
-from vllm_dflash.planning.step import Plan, StepRecord
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.step import Plan
 
 pytestmark = pytest.mark.engine
 NEW_TOKENS = 24
 
 
 class Never(FixedLength):
-    def plan(self, step: StepRecord) -> Plan:
-        return Plan.without_block(step.num_requests)
+    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+        return Plan.without_block(len(ids))
 
 
 @pytest.fixture(scope="module")

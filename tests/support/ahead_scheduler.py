@@ -1,23 +1,40 @@
-"""Schedulers of the simulated pipeline: blocks of a fixed length, and ours, in place of
-`engine/v2/v2_scheduler.py`."""
+"""Schedulers of the simulated pipeline: blocks of fixed lengths, and ours: the real `V2Scheduler`,
+its cadence and its repeated plans included, with nothing of vLLM's below it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
-from unittest.mock import patch
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
+from support.bare_scheduler import request, take_vllm_out
 from support.fake_time import FakeTime
 from support.simulated_device import Verified
 from vllm_dflash.engine import step_clock
-from vllm_dflash.engine.step_clock import StepClock
+from vllm_dflash.engine.v2 import v2_scheduler
+from vllm_dflash.engine.v2.exchange import OUTCOMES, WorkerFacts, plan_of
+from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
+from vllm_dflash.engine.v2.v2_scheduler import V2Scheduler
 from vllm_dflash.planning import Bools, Ints
-from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.step import NO_DRAFTS, Learned, StepRecord
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.step import NO_DRAFTS
 
-FIRST_NEWS, MOST_NEWS = 4, 32
+MAX_LEN = 1 << 20
+PLANNING_MS = 0.5
+"""Time of a plan, as the scheduler measures it. It takes none of the simulated steps' time."""
+
+
+class Ahead(NamedTuple):
+    """What a step drafts, for the next one to verify."""
+
+    lengths: Ints
+    """Places for each request's drafts, [R]."""
+    runs_block: bool
 
 
 class Scheduled(NamedTuple):
@@ -32,57 +49,106 @@ class Scheduled(NamedTuple):
     """Places for each request's drafts, [R]."""
     context: Ints
     """Context tokens of each request, [R]."""
-    ahead: PlanAhead
-    """Decisions for what comes after it."""
-    learned: Learned | None
 
 
 @dataclass
 class Fixed:
-    """Always drafts blocks of the same length."""
+    """Always drafts blocks of the same lengths."""
 
-    length: int
+    length: int | Sequence[int]
+    """Of all requests, or of each slot."""
 
     @property
     def may_draft(self) -> bool:
-        return self.length > 0
+        return bool(np.any(self.length))
 
-    def schedule(self, names: list[str], context: Ints) -> tuple[PlanAhead, None]:
-        return PlanAhead(np.full(len(names), self.length), self.may_draft), None
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def schedule(self, scheduled: Scheduled) -> Ahead:
+        lengths = np.zeros(len(scheduled.names), np.int64) + np.array(self.length)
+        return Ahead(lengths, self.may_draft)
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None: ...
 
 
+class PlanningTime:
+    """`time` of a scheduler: each of its plans takes `PLANNING_MS`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += PLANNING_MS / 1000
+        return self.now
+
+
 class Ours:
-    """Drives a started `AheadPlanner`."""
+    """Drives a `V2Scheduler` whose workers have sent these facts."""
 
     may_draft = True
 
-    def __init__(self, planner: AheadPlanner, clock: FakeTime) -> None:
-        self.planner, self._time, self._clock = planner, clock, StepClock()
-        self._news_in = self._news_every = FIRST_NEWS
-        self._block_rows = 0
+    def __init__(
+        self, costs: StepCosts, lengths: Sequence[int], ragged_seconds: float, clock: FakeTime
+    ) -> None:
+        self._clock, self._planning = clock, PlanningTime()
+        self._plans: list[Any] = []
+        with self.running():
+            self.scheduler: Any = V2Scheduler()
+        self.scheduler.requests = {}
+        self.scheduler._start(WorkerFacts(costs, lengths, ragged_seconds))
+        self.planner = self.scheduler.planner
 
-    def schedule(self, names: list[str], context: Ints) -> tuple[PlanAhead, Learned | None]:
-        limits = np.full(len(names), self.planner.max_draft)
-        ahead = self.planner.plan(names, context, limits)
-        self._news_in -= 1
-        learned = None
-        if self._news_in <= 0:
-            self._news_in = self._news_every = min(2 * self._news_every, MOST_NEWS)
-            learned = self.planner.learned()
-        return ahead, learned
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Replace vLLM's schedulers, and time, in a `with` block."""
+        with pytest.MonkeyPatch.context() as patch:
+            take_vllm_out(patch, plans_every_step=False, max_len=MAX_LEN)
+            patch.setattr(step_clock, "time", self._clock)
+            patch.setattr(v2_scheduler, "time", self._planning)
+            yield
+
+    def schedule(self, scheduled: Scheduled) -> Ahead:
+        names, rows = scheduled.names, scheduled.others + scheduled.given
+        computed = scheduled.context + 1 - scheduled.others
+        self.scheduler.requests = {
+            name: request(int(before), left=MAX_LEN)
+            for name, before in zip(names, computed, strict=True)
+        }
+        for name, tokens in zip(names, scheduled.context, strict=True):
+            self.scheduler.requests[name].num_tokens = int(tokens) + 1
+        output = SimpleNamespace(
+            num_scheduled_tokens=dict(zip(names, rows.tolist(), strict=True)),
+            total_num_scheduled_tokens=int(rows.sum()),
+            scheduled_spec_decode_tokens={
+                name: [-1] * count
+                for name, count in zip(names, scheduled.given.tolist(), strict=True)
+                if count
+            },
+            num_spec_tokens_to_schedule=0,
+        )
+        self.scheduler._update_after_schedule(output)
+        self._plans.append(output)
+        plan = plan_of(output)
+        lengths = plan.lengths or dict.fromkeys(names, plan.length)
+        return Ahead(np.array([lengths[name] for name in names]), plan.runs_block)
 
     def update(self, scheduled: Scheduled, verified: Verified) -> None:
-        outcomes, names = verified.outcomes, scheduled.names
+        output = self._plans.pop(0)
+        names, outcomes = scheduled.names, verified.outcomes
         source = np.where(scheduled.is_fresh, NO_DRAFTS, outcomes.source)
-        done = StepRecord(names, verified.produced)
-        done.verified = scheduled.given
-        done.rows = int(scheduled.others.sum() + done.verified.sum())
-        done.context_lens = scheduled.context
-        done.draft_rows = self._block_rows
-        has_block = scheduled.ahead.runs_block and scheduled.ahead.lengths.any()
-        self._block_rows = int(has_block) * len(names) * (1 + self.planner.max_draft)
-        with patch.object(step_clock, "time", self._time):
-            self._clock.finish(done)
-        self.planner.observe(done, outcomes._replace(source=source))
+        fields = outcomes._replace(source=source)._asdict()
+        confidence = fields.pop("confidence")
+        table = np.zeros((len(names), OUTCOME_COLUMNS + confidence.shape[1]))
+        fields.pop("if_cut")
+        table[:, : len(fields)] = np.column_stack([*fields.values()])
+        table[:, OUTCOME_COLUMNS:] = confidence
+        sampled = SimpleNamespace(
+            req_ids=names,
+            req_id_to_index={name: row for row, name in enumerate(names)},
+            sampled_token_ids=[[0] * count for count in verified.produced.tolist()],
+        )
+        if plan_of(output).reports:
+            OUTCOMES.attach(sampled, table)
+        self.scheduler.update_from_output(output, sampled)

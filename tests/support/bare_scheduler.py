@@ -14,10 +14,10 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from vllm_dflash.config.engine_options import EngineOptions
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import OUTCOMES
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
-from vllm_dflash.planning.cadence import Cadence
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS
 
 CONTEXT_TOKENS = 100
@@ -47,6 +47,7 @@ def take_vllm_out(
     tree_nodes: int = 0,
     plans_every_step: bool = True,
     drops_drafts: bool = False,
+    max_len: int = MAX_LEN,
 ) -> None:
     """Make vLLM's schedulers do nothing, and ours plan up to 7 drafts and places for trees of
     `tree_nodes` nodes. Steps take no time here, so they would be planned only now and then.
@@ -54,7 +55,7 @@ def take_vllm_out(
     requests = SimpleNamespace(get=lambda _: request())
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
-            async_scheduling=is_async, max_num_seqs=256, max_num_batched_tokens=2 * MAX_LEN
+            async_scheduling=is_async, max_num_seqs=256, max_num_batched_tokens=2 * max_len
         ),
         speculative_config=SimpleNamespace(
             draft_model_config=None,
@@ -69,8 +70,8 @@ def take_vllm_out(
     monkeypatch.setattr(Scheduler, "update_from_output", lambda *_: {0: EngineCoreOutputs()})
     for name, value in (
         ("num_spec_tokens", max(WIDTH, tree_nodes)),
-        ("max_model_len", MAX_LEN),
-        ("max_num_scheduled_tokens", 2 * MAX_LEN),
+        ("max_model_len", max_len),
+        ("max_num_scheduled_tokens", 2 * max_len),
         ("max_num_active_reqs", 256),
         ("vllm_config", config),
         ("requests", requests),
@@ -84,7 +85,7 @@ def take_vllm_out(
         most_active=None,
     )
     monkeypatch.setattr(EngineOptions, "of", lambda _: options)
-    monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: MAX_LEN)
+    monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: max_len)
     if plans_every_step:
         monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import NO_ATTENTION, Attention, Curve, StepCosts
 
 COSTS = Path(__file__).parents[2] / "benchmarks" / "costs"
 
@@ -31,11 +30,15 @@ class CostTable(NamedTuple):
         """Read the costs of `assumed_gpu` or `cpu_2_cores`."""
         table = json.loads((COSTS / f"{name}.json").read_text())
         verify, draft, context = (
-            Curve.of(np.array([*map(int, points)]), np.array([*points.values()]) / 1000)
+            Curve(np.array([*map(int, points)]), np.array([*points.values()]) / 1000)
             for points in (table["verify_ms"], table["draft_ms"], table["context_ms"])
         )
         return cls(table["name"], verify, draft, context)
 
-    def costs(self, max_requests: int) -> StepCosts:
-        """Return the costs that a planner starts from."""
-        return StepCosts.of(self.verify, self.draft, self.context, max_requests)
+    def costs(
+        self, max_requests: int, attention: Attention = NO_ATTENTION, scale: float = 1.0
+    ) -> StepCosts:
+        """Return the costs that a planner starts from; `scale`: factor of the target's."""
+        verify = Curve(self.verify.counts, scale * self.verify.seconds)
+        draft, context = (Curve(one.counts, one.seconds) for one in (self.draft, self.context))
+        return StepCosts(verify, draft, context, max_requests, attention)

@@ -55,14 +55,6 @@ class World:
         """Return the arrays on the device."""
         return [torch.from_numpy(each).to(self.where) for each in arrays]
 
-    def learn_rates(self) -> None:
-        """Let the host learn rates from some blocks and texts."""
-        for calibration in self.by_hand.calibrations:
-            tried = self.random.integers(0, self.width + 1, 20)
-            accepted = (tried * self.random.random(20)).astype(np.int64)
-            calibration.observe(self.random.random((20, self.width)), tried, accepted)
-        self.device.set_rates(*(each.rates for each in self.by_hand.calibrations))
-
     def step(self, num_requests: int, *, has_block: bool = True, has_text: bool = True) -> None:
         """Grade the last drafts, then choose new ones."""
         batch = self.random.permutation(self.num_slots)[:num_requests]
@@ -193,8 +185,6 @@ def compare(
     """Return chances, found and expected; each step asserts all else, with what slots hold."""
     world = World(case.num_requests + 3, case.width, seed=case.width, where=device)
     for number in range(case.steps):
-        if number == 2:
-            world.learn_rates()
         has_block, has_text = number % 4 != 3, number % 5 != 4
         world.step(case.num_requests, has_block=has_block, has_text=has_text)
     found, expected = zip(*world.chances, strict=True)

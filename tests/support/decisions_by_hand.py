@@ -8,9 +8,9 @@ from operator import mul
 
 import numpy as np
 
-from support.chances_by_hand import Bias, Calibration
+from support.bias_by_hand import Bias
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
-from vllm_dflash.planning.chances import AGREEMENT, TRUST
+from vllm_dflash.planning.acceptance import AGREEMENT, TRUST
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 TOO_CLOSE = 1e-5
@@ -26,11 +26,10 @@ class Held:
     match: int = 0
     tokens: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    block_survival: list[float] = field(default_factory=list)
-    text_survival: list[float] = field(default_factory=list)
+    trust: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for each in (self.confidence, self.block_survival, self.text_survival):
+        for each in (self.confidence, self.trust):
             each.extend([0.0] * self.width)
         self.tokens.extend([0] * self.width)
 
@@ -40,7 +39,6 @@ class DecisionsByHand:
 
     def __init__(self, num_slots: int, width: int) -> None:
         self.width = width
-        self.calibrations = Calibration(width), Calibration(width)
         self.biases = Bias(num_slots), Bias(num_slots)
         self.slots = [Held(width) for _ in range(num_slots)]
 
@@ -66,14 +64,11 @@ class DecisionsByHand:
         held.tokens = [last] * width
         if not sampled:
             return given, [0.0] * width
-        promises = [0.0, 0.0]
-        corrected = [[0.0] * width, [0.0] * width]
+        chances = [[0.0] * width, [0.0] * width]
+        of_block, of_text = (float(bias.of(np.array([slot]))[0]) for bias in self.biases)
         if confidence is not None:
             held.confidence = [one if one > 0 else -1.0 for one in confidence]
-            sure = np.maximum(held.confidence, 0.0)
-            rates = self.calibrations[0].acceptance(sure[None])[0]
-            chances = [rate if one > 0 else 0.0 for rate, one in zip(rates, sure, strict=True)]
-            held.block_survival = [*accumulate(chances, mul)]
+            chances[0] = [min(of_block * max(one, 0.0), 1.0) for one in held.confidence]
         if found is not None:
             tokens, held.match = found
             length = width if held.match else 0
@@ -83,13 +78,11 @@ class DecisionsByHand:
                 agree += 1
             held.match += AGREEMENT * agree
             trusted = [TRUST[min(held.match + one, len(TRUST) - 1)] for one in range(width)]
-            rates = self.calibrations[1].acceptance(np.array([trusted]))[0]
-            chances = [rate if one < length else 0.0 for one, rate in enumerate(rates)]
-            held.text_survival = [*accumulate(chances, mul)]
-        for kind, survival in enumerate((held.block_survival, held.text_survival)):
-            bias = self.biases[kind].of(np.array([slot]))[0]
-            corrected[kind] = [min(one * bias, 1.0) for one in survival]
-            promises[kind] = sum(corrected[kind])
+            held.trust = [one if place < length else 0.0 for place, one in enumerate(trusted)]
+            chances[1] = [
+                max(1.0 - of_text * (1.0 - one), 0.0) if one > 0 else 0.0 for one in held.trust
+            ]
+        promises = [sum(accumulate(each, mul)) for each in chances]
         uses_text = promises[1] > promises[0]
         if abs(promises[1] - promises[0]) < TOO_CLOSE:
             uses_text = decided == TEXT
@@ -97,9 +90,7 @@ class DecisionsByHand:
         result = [last] * width if confidence is None else given
         if uses_text:
             held.source, result = TEXT, held.tokens
-        curve = corrected[int(uses_text)]
-        before = [1.0, *curve[:-1]]
-        return result, [one / b if b > 0 else 0.0 for one, b in zip(curve, before, strict=True)]
+        return result, chances[int(uses_text)]
 
     def grade(
         self, slots: list[int], sampled: list[int], rejected: list[int], texts: list[list[int]]
@@ -113,7 +104,9 @@ class DecisionsByHand:
             if held.source != NO_DRAFTS:
                 verified = admitted
             if held.source == BLOCK and verified:
-                graded[0].append((slot, sum(held.block_survival[:verified]), produced - 1))
+                tried = min(produced, verified)
+                expected = sum(max(one, 0.0) for one in held.confidence[:tried])
+                graded[0].append((slot, expected, produced - 1))
             if held.match and produced:
                 compared = tells = 1
                 if held.source == TEXT and verified:
@@ -121,8 +114,10 @@ class DecisionsByHand:
                 newest = text[len(text) - produced :]
                 while came_true < tells and newest[came_true] == held.tokens[came_true]:
                     came_true += 1
-                expected = sum(held.text_survival[:compared])
-                graded[1].append((slot, expected, min(came_true, compared)))
+                right = min(came_true, compared)
+                tried = min(right + 1, compared)
+                expected = sum(1.0 - one for one in held.trust[:tried])
+                graded[1].append((slot, expected, tried - right))
             length = self.width if held.match else 0
             accepted = produced - 1 if verified else 0
             counts = held.source, admitted, held.match, length, tells, came_true, verified, accepted
@@ -146,8 +141,7 @@ class DecisionsByHand:
                 *blocks[slot],
                 *texts[slot],
                 *each.confidence,
-                *each.block_survival,
-                *each.text_survival,
+                *each.trust,
                 *each.tokens,
             ]
             for slot, each in enumerate(self.slots)

@@ -26,7 +26,7 @@ from support.reference_decoding import generate
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.engine_options import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.engine import profile
-from vllm_dflash.planning.cadence import Cadence
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.tools.prompts import read_prompts
 
 TARGET, DRAFTER = DEMO / "target", DEMO / "drafter"
@@ -108,6 +108,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
             f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
         )
     monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
+    monkeypatch.setattr(Cadence, "interval", lambda _: 1)
     # One length for all is worth more than individual ones, wherever there are graphs for it.
     monkeypatch.setattr(
         f"{V2_WORKERS}.ragged_seconds", lambda runner: 1.0 if _has_graphs_of_blocks(runner) else 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vllm_dflash.engine.v1.host_step import FixedLength
@@ -11,7 +13,7 @@ from vllm_dflash.planning.step import Plan, StepRecord
 
 class ForcedTexts(FixedLength):
     """Decides at random which requests are drafted, which use what their text predicts, how much of
-    it is verified, and how many steps the drafter rests."""
+    it is verified."""
 
     agrees_across_ranks = False
 
@@ -21,19 +23,17 @@ class ForcedTexts(FixedLength):
         self._dice = np.random.default_rng(seed)
         self._whole = whole
 
-    def plan(self, step: StepRecord) -> Plan:
-        uses_text = step.predicted is not None
-        rests = self._whole or step.is_resting or self._dice.random() < 0.5
-        drafted = (step.limits > 0) & (self._dice.random(step.num_requests) < 0.7)
+    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+        rests = self._whole or self._dice.random() < 0.5
+        drafted = (limits > 0) & (self._dice.random(len(ids)) < 0.7)
         if rests or not drafted.any():
-            holds_for = 0 if step.is_resting else int(self._dice.integers(0, 4))
-            return Plan.without_block(step.num_requests, holds_for=holds_for, uses_text=uses_text)
-        width = int(self._dice.integers(1, 1 + min(self.max_draft, step.limits[drafted].max())))
-        return Plan(drafted, width, price=1.0, speedup=1.0, uses_text=uses_text)
+            return Plan.without_block(len(ids))
+        width = int(self._dice.integers(1, 1 + min(self.max_draft, limits[drafted].max())))
+        return Plan(drafted, width)
 
-    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        lengths, from_text = super().decide_lengths(step, confidence)
-        if step.plan.uses_text and step.predicted is not None:
+    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        lengths, from_text = super().choose(step, confidence)
+        if step.predicted is not None:
             predicted = step.predicted.lengths
             takes = self._whole or self._dice.random(step.num_requests) < 0.7
             from_text = (predicted > 0) & takes

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from support.kernel_oracle import Oracle
-from support.trees_by_hand import Tree, calibrated, grown, path_of
+from support.trees_by_hand import Tree, chances_of, grown, path_of
 from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.drawing_kernels import Verified
@@ -18,7 +18,7 @@ from vllm_dflash.engine.v2.trees.tree_growth import Candidates, grow
 from vllm_dflash.engine.v2.trees.tree_rows import place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import walk
-from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
+from vllm_dflash.planning.acceptance import PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
 
 SLOTS, VOCABULARY = 10, 9
@@ -40,7 +40,6 @@ class Grown:
         device = self.device = torch.device(where)
         num_slots = 2 * requests if requests > SLOTS else SLOTS
         self.slots = DraftSlots(num_slots, width, device)
-        self.slots.rates[0] = torch.from_numpy(random.random(self.slots.rates[0].shape))
         self.trees = TreeSlots(num_slots, width, nodes, device)
         self.trees.may_branch.fill_(1)
         self.of_request = random.permutation(num_slots)[:requests]
@@ -61,9 +60,9 @@ class Grown:
         self.sampled = np.ones(requests, np.int32)
         self.drafts = torch.full((requests + 1, places), -5, device=device)
         self.chances = torch.full((requests + 1, places), 5.0, device=device)
-        rates = self.slots.rates[0].cpu().numpy()
+        self.slots.overall[0] = torch.tensor([40.0, 40.0 * random.random()])
         self.by_hand = [
-            grown(tokens[each], calibrated(probabilities[each].tolist(), rates), nodes, last)
+            grown(tokens[each], chances_of(probabilities[each].tolist()), nodes, last)
             for each, last in enumerate(self.newest[self.of_request].tolist())
         ]
 
@@ -72,7 +71,7 @@ class Grown:
         return [torch.from_numpy(each).to(self.device) for each in arrays]
 
     def bias_of(self, slot: int) -> float:
-        (expected, accepted), prior = self.slots.overall[0].tolist(), BIAS_PRIOR_TOKENS
+        (expected, accepted), prior = self.slots.overall[0].tolist(), PRIOR_TOKENS
         overall = prior * (accepted + prior) / (expected + prior)
         expected, accepted = self.slots.records[slot, 2:4].tolist()
         return (accepted + overall) / (expected + prior)

@@ -9,7 +9,7 @@ from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
 from support.simulated_pipeline import Pipeline
-from vllm_dflash.planning.ahead import AheadPlanner
+from vllm_dflash.planning.costs import NO_ATTENTION, Attention
 
 CAPTURED = (1, 3, 7)
 
@@ -41,26 +41,26 @@ def ours(
     *,
     looks_up: bool = False,
     scale: float = 1.0,
+    attention: Attention = NO_ATTENTION,
     **world: Any,
 ) -> Pipeline:
     """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
-    clock, width = FakeTime(), drafts.width
-    planner = AheadPlanner(width, num_requests)
-    profile = table.costs(num_requests)
-    profile.verify.seconds[:] *= scale
-    planner.start(profile, regime.choices, ragged_seconds=regime.ragged_ms / 1000)
+    clock = FakeTime()
+    profile = table.costs(num_requests, attention, scale)
+    ragged_seconds = regime.ragged_ms / 1000
     return Pipeline(
-        Ours(planner, clock),
+        Ours(profile, regime.choices, ragged_seconds, clock),
         drafts,
         num_requests,
         table,
         looks_up=looks_up,
+        attention=attention,
         clock=clock,
         **{**regime.world(), **world},
     )
 
 
-def planner_of(pipeline: Pipeline) -> AheadPlanner:
+def planner_of(pipeline: Pipeline) -> Any:
     """Return the planner of one of our pipelines."""
     assert isinstance(pipeline.scheduler, Ours)
     return pipeline.scheduler.planner

@@ -59,6 +59,11 @@ class RecordedDrafts:
             self.predicted[texts],
         )
 
+    def joined(self, other: RecordedDrafts) -> RecordedDrafts:
+        """Return these texts, then the others."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return RecordedDrafts(*(np.concatenate(pair) for pair in pairs))
+
     def with_useless_blocks(self) -> RecordedDrafts:
         """Return drafts whose blocks are as confident as these, and never right."""
         predicted = self.predicted.copy()

@@ -7,9 +7,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from reference.reference_drafter import ReferenceDrafter, target_step
 from support.reference_decoding import draft
-from support.trees_by_hand import Tree, calibrated, grown
+from support.trees_by_hand import Tree, chances_of, grown
 from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES
-from vllm_dflash.planning.chances import Chances
 
 
 @torch.inference_mode()
@@ -24,8 +23,7 @@ def tree_of(
     width = drafter.spec.max_draft_tokens
     logits = draft(target, drafter, features, bonus, width)
     chances, tokens = logits.softmax(-1).topk(MOST_CANDIDATES)
-    rates = Chances.of(width, 0).rates
-    return grown(tokens.tolist(), calibrated(chances.tolist(), rates), num_nodes, bonus)
+    return grown(tokens.tolist(), chances_of(chances.tolist()), num_nodes, bonus)
 
 
 @torch.inference_mode()

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from support.chances_by_hand import Bias
+from support.bias_by_hand import Bias
 from support.recorded_drafts import RecordedDrafts
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.chances import AGREEMENT, CONFIDENCE_KNOTS, TRUST, Chances
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Learned, Outcomes
+from vllm_dflash.planning.acceptance import AGREEMENT, TRUST
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes
 
 
 class Verified(NamedTuple):
@@ -36,15 +36,8 @@ class SimulatedDevice:
             (6, num_slots), np.int64
         )
         self._text_true = np.zeros(num_slots, np.int64)
-        self._confidence, self._of_block, self._of_text, self.chances = np.zeros(
-            (4, num_slots, self.width)
-        )
+        self._confidence, self._of_text, self.chances = np.zeros((3, num_slots, self.width))
         self._biases = Bias(num_slots), Bias(num_slots)
-        self._rates = np.stack([Chances.of(self.width, 0).rates] * 2)
-
-    def learn(self, learned: Learned) -> None:
-        """Take over rates from the scheduler."""
-        self._rates = np.stack([learned.block_rates, learned.text_rates])
 
     def forget(self, slots: Ints) -> None:
         """Clear these slots for new requests."""
@@ -73,7 +66,7 @@ class SimulatedDevice:
         known = np.where(of_text, np.minimum(1 + accepted, length), np.minimum(length, 1))
         came_true = np.minimum(self._text_true[slots], known)
         compared = np.where(of_text, own, 1)
-        self._learn(0, slots[of_block], self._of_block, own[of_block], accepted[of_block])
+        self._learn(0, slots[of_block], self._confidence, own[of_block], accepted[of_block])
         has = known > 0
         came = np.minimum(came_true, compared)
         self._learn(1, slots[has], self._of_text, compared[has], came[has])
@@ -85,19 +78,22 @@ class SimulatedDevice:
         return Verified(admitted, 1 + accepted, outcomes)
 
     def _learn(
-        self, kind: int, slots: Ints, survival: Floats, compared: Ints, accepted: Ints
+        self, kind: int, slots: Ints, confidence: Floats, compared: Ints, accepted: Ints
     ) -> None:
-        within = np.arange(self.width) < compared[:, None]
-        self._biases[kind].observe(slots, (survival[slots] * within).sum(axis=1), accepted)
+        tried = np.minimum(accepted + 1, compared)
+        is_tried, sure = np.arange(self.width) < tried[:, None], confidence[slots]
+        if kind:  # what texts predict wrongly is counted
+            sure, accepted = 1.0 - sure, tried - accepted
+        self._biases[kind].observe(slots, (sure * is_tried).sum(axis=1), accepted)
 
     def choose(self, slots: Ints, *, runs_block: bool) -> None:
         """Choose the source of R requests' drafts, and how likely each draft is to be accepted."""
         text, place, draft = self.text[slots], self.place[slots], np.arange(self.width)
-        survival, corrected = np.zeros((2, 2, len(slots), self.width))
+        confidence = np.zeros((2, len(slots), self.width))
         self._confidence[slots] = 0.0
         if runs_block:
             self._confidence[slots] = self.drafts.confidence[text, place]
-            survival[0] = self._survival_of(0, self._confidence[slots])
+            confidence[0] = self._confidence[slots]
             self._block_true[slots] = self.drafts.block_true[text, place]
         if self.looks_up:
             match, length, came_true, agreed = self.drafts.predicted[text, place].T
@@ -105,19 +101,14 @@ class SimulatedDevice:
             self._text_true[slots] = came_true
             sure = match + AGREEMENT * agreed * runs_block
             trust = TRUST[np.minimum(sure[:, None] + draft, len(TRUST) - 1)]
-            survival[1] = self._survival_of(1, trust) * (draft < length[:, None])
-        self._of_block[slots], self._of_text[slots] = survival
-        for kind, bias in enumerate(self._biases):
-            corrected[kind] = np.minimum(survival[kind] * bias.of(slots)[:, None], 1.0)
+            confidence[1] = trust * (draft < length[:, None])
+        self._of_text[slots] = confidence[1]
+        of_block, of_text = (bias.of(slots)[:, None] for bias in self._biases)
+        chances = np.minimum(of_block * confidence[0], 1.0)
+        of_texts = np.maximum(1.0 - of_text * (1.0 - confidence[1]), 0.0) * (confidence[1] > 0)
+        corrected = np.stack([chances, of_texts]).cumprod(axis=2)
         is_text = corrected[1].sum(axis=1) > corrected[0].sum(axis=1)
         chosen = np.where(is_text[:, None], corrected[1], corrected[0])
         self.source[slots] = np.where(is_text, TEXT, BLOCK if runs_block else NO_DRAFTS)
         before = np.concatenate([np.ones((len(slots), 1)), chosen[:, :-1]], axis=1)
         self.chances[slots] = np.divide(chosen, before, out=np.zeros_like(chosen), where=before > 0)
-
-    def _survival_of(self, kind: int, confidence: Floats) -> Floats:
-        knot = np.searchsorted(CONFIDENCE_KNOTS[1:-1], confidence, side="right")
-        share = (confidence - CONFIDENCE_KNOTS[knot]) / np.diff(CONFIDENCE_KNOTS)[knot]
-        rates, draft = self._rates[kind], np.arange(self.width)
-        low, high = rates[draft, knot], rates[draft, knot + 1]
-        return np.cumprod(low + share * (high - low), axis=1)

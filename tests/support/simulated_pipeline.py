@@ -51,6 +51,10 @@ class Pipeline:
     """Milliseconds for an output, and to schedule the next step."""
     noise: float = 0.02
     seed: int = 0
+    pools: tuple[Ints, ...] = ()
+    """Texts that each slot draws from; (): all of them."""
+    lasting: tuple[int, ...] = ()
+    """Slots whose request never ends."""
     clock: FakeTime = field(default_factory=FakeTime)
     tokens: int = 0
     block_steps: list[bool] = field(default_factory=list)
@@ -62,14 +66,16 @@ class Pipeline:
         self._rng = np.random.default_rng(self.seed)
         self.device = SimulatedDevice(self.drafts, count, looks_up=self.looks_up)
         num_texts, self._end = len(self.drafts.block_true), self.drafts.block_true.shape[1] - ROOM
-        self._orders = np.array([self._rng.permutation(num_texts) for _ in range(count)])
+        pools = self.pools or (np.arange(num_texts),) * count
+        self._orders = [self._rng.permutation(pool) for pool in pools]
         self._chapter = np.zeros(count, np.int64)
         """How many texts each slot has been through."""
         self.names = [f"request-{slot}" for slot in range(count)]
         self._ends_at = np.arange(count) % CHAPTERS + 1
         self._places = np.zeros(count, np.int64)
         self._is_fresh = np.ones(count, bool)
-        self.device.text[:] = self._orders[:, 0]
+        self._ends_at[np.array(self.lasting, np.int64)] = -1
+        self.device.text[:] = [order[0] for order in self._orders]
         # All are somewhere in their texts.
         self.device.place[:] = self._rng.integers(0, self._end, count) - 1 if count > 1 else -1
         self._device_free = self.clock.now
@@ -78,11 +84,12 @@ class Pipeline:
     def run(self, tokens: int = 0, steps: int = 0) -> float:
         """Run at least this many tokens and steps; return their tokens per second."""
         before, started, done = self.tokens, self.clock.now, 0
-        while self.tokens - before < tokens or done < steps:
-            self._step()
-            if len(self._under_way) == 2:
-                self._finish()
-            done += 1
+        with self.scheduler.running():
+            while self.tokens - before < tokens or done < steps:
+                self._step()
+                if len(self._under_way) == 2:
+                    self._finish()
+                done += 1
         return (self.tokens - before) / (self.clock.now - started)
 
     def context(self) -> Ints:
@@ -98,10 +105,8 @@ class Pipeline:
         else:
             others[fresh] = self.drafts.prompt_lengths[device.text[fresh]]
         context, names = self.context(), self.names.copy()
-        ahead, learned = self.scheduler.schedule(names, context)
-        scheduled = Scheduled(names, fresh.copy(), others, given, context, ahead, learned)
-        if learned is not None:
-            device.learn(learned)
+        scheduled = Scheduled(names, fresh.copy(), others, given, context)
+        ahead = self.scheduler.schedule(scheduled)
         verified = device.verify(slots, given, fresh)
         self.admitted.append(verified.admitted)
         self.block_steps.append(ahead.runs_block)
@@ -135,8 +140,9 @@ class Pipeline:
         device = self.device
         turns = device.place >= self._end
         self._chapter += turns
-        places = self._chapter[turns] % self._orders.shape[1]
-        device.text[turns] = self._orders[np.flatnonzero(turns), places]
+        for slot in np.flatnonzero(turns):
+            order = self._orders[slot]
+            device.text[slot] = order[self._chapter[slot] % len(order)]
         device.place[turns] = 0
         ended: Bools = turns & (self._chapter == self._ends_at)
         return ended

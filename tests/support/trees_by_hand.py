@@ -6,10 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-
-from vllm_dflash.planning.chances import CONFIDENCE_KNOTS
-
 Floats = Sequence[Sequence[float]]
 
 
@@ -41,16 +37,12 @@ class Tree:
         return sum(1 << number for number, way in enumerate(self.ways) if not any(way))
 
 
-def calibrated(probabilities: Floats, rates: np.ndarray) -> list[list[float]]:
-    """Return chances of candidates, from the drafter's probabilities [K, C], likeliest first, and
-    acceptance rates of the likeliest by place and confidence, [K, knots]."""
-    chances = []
-    for of_place, of_rates in zip(probabilities, rates, strict=True):
-        sure = of_place[0]
-        first = float(np.interp(sure, CONFIDENCE_KNOTS, of_rates)) if sure > 0 else 0.0
-        left = (1.0 - first) / (1.0 - sure) if sure < 1.0 else 0.0
-        chances.append([first, *(min(one * left, first) for one in of_place[1:])])
-    return chances
+def chances_of(probabilities: Floats) -> list[list[float]]:
+    """Return chances of candidates, from the drafter's probabilities [K, C], likeliest first."""
+    return [
+        [of_place[0], *(min(one, of_place[0]) for one in of_place[1:])]
+        for of_place in probabilities
+    ]
 
 
 def grown(tokens: Sequence[Sequence[int]], chances: Floats, num_nodes: int, last: int) -> Tree:

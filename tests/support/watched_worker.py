@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
 class Erratic(ForcedTexts):
     """Draws prices as well, which differ from rank to rank."""
 
-    def plan(self, step: StepRecord) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
         price, speedup = self._dice.random(2)
-        return replace(super().plan(step), price=price, speedup=speedup)
+        return replace(super().plan(ids, context_lens, limits), price=price, speedup=speedup)
+
+
+class Unsteady(Cadence):
+    """Plans after some steps, or soon, which differs from rank to rank."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._dice = np.random.default_rng(seed)
+
+    def interval(self) -> int:
+        return int(self._dice.integers(1, 4))
 
 
 class Watched:
@@ -35,6 +51,7 @@ class Watched:
         """Draft by this policy from now on, and write down what is decided."""
         drafter = self.drafter
         max_draft = drafter.width
+        drafter.host._cadence = Unsteady(seed=self.rank)
         if policy == "planned":
             drafter.start_planning(steady_costs(drafter.max_batch_size))
         else:

@@ -172,7 +172,7 @@ def _platform_reasons(parallel: ParallelConfig) -> Iterator[str]:
                 f"{'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and install Triton'})"
             )
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-        yield "numba compiles its planner, and may not (unset NUMBA_DISABLE_JIT)"
+        yield "numba compiles its index of texts, and may not (unset NUMBA_DISABLE_JIT)"
     if parallel.worker_cls not in ("auto", worker_here()):
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from vllm_dflash.engine.agreement import from_rank_0
-from vllm_dflash.planning.costs import NO_ATTENTION, Attention
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import NO_ATTENTION, Attention, Curve
 
 SECONDS_PER_CURVE = 1.0
 """Time budget of a curve. Past the last measured row count, its last slope continues."""
@@ -60,7 +59,7 @@ def measure_curve(
         spent += from_rank_0(time.perf_counter() - began)
         if spent > share * SECONDS_PER_CURVE and len(counts) >= 2:
             break
-    return Curve.of(np.array(counts), np.array(seconds))
+    return Curve(np.array(counts), np.array(seconds))
 
 
 def profiled_rows(max_requests: int, most: int) -> list[int]:

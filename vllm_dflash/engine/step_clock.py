@@ -12,12 +12,17 @@ from vllm_dflash.planning.step import StepRecord
 class StepClock:
     """Times steps, from the end of one to the end of the next.
 
-    The engine never waits while it has unfinished requests. So if a request continues from the last
-    step, all the time since then belongs to this step.
+    The engine does not wait while it has unfinished requests. So if a request continues from the
+    last step, all the time since then belongs to this step; unless it is far too long, as when the
+    engine or its machine was put to sleep.
     """
 
+    PAUSE_SECONDS, PAUSE_TIMES = 5.0, 20.0
+    """A step was a pause if it took more seconds than this, and this many times the usual time of
+    its rows."""
+
     def __init__(self) -> None:
-        self._ended = 0.0
+        self._ended = self._row_seconds = 0.0
         self._ids: Sequence[str] = ()
         """Requests of the last step; empty after a pause."""
         self._last: StepRecord | None = None
@@ -38,7 +43,7 @@ class StepClock:
         """
         last, self._last = self._last, step
         is_same_batch, only_decodes = self._ids == step.ids, step.only_decodes
-        since = self.pass_over(step.ids)
+        since = self.pass_over(step.ids, step.rows)
         held = None
         if self._held and last is not None and step.verified.any():  # held steps verify no drafts
             mean = self._held_seconds / self._held
@@ -56,9 +61,17 @@ class StepClock:
             self._held, self._held_seconds = 0, 0.0
         return held
 
-    def pass_over(self, ids: Sequence[str]) -> float:
-        """End a step that nobody learns from. Returns its seconds, 0 after a pause."""
+    def pass_over(self, ids: Sequence[str], rows: int) -> float:
+        """End a step of so many rows that nobody learns from. Returns its seconds, 0 after a
+        pause."""
         last, self._ids = self._ids, ids
         now = time.perf_counter()
         since, self._ended = now - self._ended, now
-        return since if ids and (last == ids or not set(last).isdisjoint(ids)) else 0.0
+        if not ids or (last != ids and set(last).isdisjoint(ids)):
+            return 0.0
+        usual = self._row_seconds * max(rows, 1)
+        if usual and since > max(self.PAUSE_SECONDS, self.PAUSE_TIMES * usual):
+            return 0.0
+        weight = 0.2 if usual else 1.0
+        self._row_seconds += weight * (since / max(rows, 1) - self._row_seconds)
+        return since

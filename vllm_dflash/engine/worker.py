@@ -20,7 +20,6 @@ from vllm_dflash import __version__
 from vllm_dflash.checkpoint.pairing import describe_ranks
 from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.engine_options import EngineOptions
-from vllm_dflash.engine.compile_aside import CompileAside
 from vllm_dflash.engine.reporting.log import (
     DraftWatch,
     log_active,
@@ -57,7 +56,6 @@ class DraftingWorker(Worker):
     drafter: Drafter
     _ticking: tuple[Callable[[], object], ...] = ()
     """Functions to call after each step."""
-    _compiling: CompileAside | None = None
     _monitor_jit: Callable[[], None] = staticmethod(lambda: None)
     """Starts vLLM's JIT monitor after warm-up; does nothing on CPUs."""
 
@@ -83,8 +81,6 @@ class DraftingWorker(Worker):
         """Build the model runner, and replace vLLM's drafting code with ours."""
         register_draft_model()  # hook 6
         options = EngineOptions.of(self.vllm_config)
-        if options.is_planned:
-            self._compiling = CompileAside(options.runner, starts=self.local_rank == 0)
         super().init_device()
         self.drafter = self.attach()
         if self.rank == 0:
@@ -112,9 +108,6 @@ class DraftingWorker(Worker):
 
     def _plan_lengths(self) -> None:
         started = time.perf_counter()
-        options = EngineOptions.of(self.vllm_config)
-        assert self._compiling is not None
-        self._compiling.finish(options.draft_width, options.most_free)
         with set_current_vllm_config(self.vllm_config):
             costs = self.measure()
         if self.rank == 0:
@@ -170,12 +163,6 @@ class DraftingWorker(Worker):
         )
 
     # --- the end ----------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """Stop the compiler."""
-        if self._compiling is not None:
-            self._compiling.stop()
-        super().shutdown()
 
     def dflash_stats(self) -> dict[str, Any]:
         """Counters of this worker, as `LLM.collective_rpc("dflash_stats")` returns them.

@@ -1,8 +1,8 @@
-"""Decides how much to draft in every step: Python, numpy and numba, without vLLM or torch.
+"""Decides how much to draft in every step: Python and numpy, without vLLM or torch.
 
-V1's runner calls `planner.Planner`, V2's schedulers call `ahead.AheadPlanner`. Both combine which
-drafts survive (`chances`), what a draft will be worth before it is made (`forecast`), what a step
-costs (`costs`), and the search for the best plan (`search`; `places` on V2).
+V1's runner and V2's scheduler call `planner.Planner`. It weighs how many drafts are expected to be
+accepted (`acceptance`) against what a step costs (`costs`), for one of two `objective`s. `step` has
+the records that go in and out, `texts` finds drafts in a request's own text.
 """
 
 import numpy as np
@@ -11,4 +11,3 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 Bools = npt.NDArray[np.bool_]
-Records = npt.NDArray[np.void]

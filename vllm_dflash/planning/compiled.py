@@ -1,9 +1,4 @@
-"""Compiles (numba) what every step needs, because a numpy call costs more than its work here.
-
-Between two steps, the models' weights run through the processor's caches. Then each of a hundred or
-so numpy calls takes several microseconds; a loop of machine code takes the time of its arithmetic.
-How long compiling takes, the first time that a machine runs this version: docs/benchmarks.md.
-"""
+"""Compiles (numba) the index of texts: its loops over tokens would take Python too long."""
 
 from __future__ import annotations
 

@@ -1,257 +1,309 @@
-"""The planner: which requests to draft, how wide, and which drafts to verify.
+"""Decides how much to draft in every step, on both runners.
 
-In every step it maximises expected tokens per second, of the batch or of each request
-(`objective.py`). A batch of R requests yields R tokens in any case; drafting yields more, in a
-longer step. Before drafting, `plan` weighs what drafts have yielded lately against what the step
-would cost, and may leave out some requests, or all. After drafting, `decide_lengths` takes each
-request's block or free draft, and cuts it where its tokens are no longer worth their time.
+A batch of R requests yields R tokens in any case; drafts yield more, in a longer step. `plan`
+weighs what drafts are expected to bring (`acceptance.py`) against what the step would take
+(`costs.py`), and chooses the step with the best rate (`objective.py`):
 
-Both see the drafter's distribution and what became of earlier drafts, never a token that was
-sampled for the draft's position. So the output distribution is that of verifying any drafts (arXiv
-2211.17192, section 3.1).
+    V1    which requests get a block, how wide. Once blocks are there, `choose` takes each request's
+          block or text, and cuts it where its drafts are no longer worth their time
+    V2    whether all get a block or none, and how many drafts of each are verified. The device
+          takes block or text
+
+What is not done is not measured. So now and then a step goes against the plan: it drafts those who
+were never measured, or longest ago, or it drafts nobody (`Probes`).
+
+All of this sees the drafter's distribution and what became of earlier drafts, never a token that
+was sampled for the draft's position. So the output distribution is that of verifying any drafts
+(arXiv 2211.17192, section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.chances import (
-    AGREEMENT,
-    Chances,
-    expect,
-    expect_texts,
-    learn,
-    learn_blocks,
-)
+from vllm_dflash.planning.acceptance import AGREEMENT
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.forecast import Forecast
-from vllm_dflash.planning.objective import price_of, worth_of
-from vllm_dflash.planning.probes import PlainChecks, ProbeSchedule
-from vllm_dflash.planning.search import (
-    Choice,
-    OfferedDrafts,
-    UndraftedBatch,
-    best_step,
-    choose_lengths,
+from vllm_dflash.planning.learning import DraftLearner
+from vllm_dflash.planning.objective import first_best, price_of, worth_of
+from vllm_dflash.planning.probes import (
+    LEAST_SHARE,
+    PROBE_LENGTH,
+    PROBE_SHARE,
+    Probes,
+    probe_some,
+    seconds_of_some,
+    to_probe,
 )
-from vllm_dflash.planning.step import Plan, RequestRows, StepEstimate, StepRecord
+from vllm_dflash.planning.search import Batch, best_drafted, best_first, best_lengths
+from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
-CLOSE = 0.95
-"""Speed-up from which drafting nearly pays, and is checked more often."""
-PROBE_SHARE = 16
-"""A probe drafts one request, and one more per this many in the batch."""
-PROBE_LENGTH = 3
-"""Drafts that a probe verifies, however little they seem worth, to test the estimates."""
-SKIP_STEPS, CLOSE_SKIP_STEPS = 7, 1
-"""Undrafted steps between two that are planned: planning should cost next to nothing while drafting
-does not pay. Texts are still looked up in between."""
-OLD_TOKENS = 24.0
-"""Observations that all earlier ones count for once something has shown that they are outdated."""
+LEAST_LOST, MOST_LOST = 0.15, 1.0
+"""Limits of what a plain step is taken to cost where drafting seems to pay, in plain steps."""
 
 
-class LearningPlanner:
-    """What both planners use and learn: about requests, about drafts, and what steps take."""
-
-    costs: StepCosts
-
-    def __init__(
-        self, max_draft: int, max_requests: int, most_free: int, *, fair: bool = False
-    ) -> None:
-        """Plan blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
-
-        Texts predict up to `most_free` drafts of each request (F). `fair`: the objective.
-        """
-        self.max_draft, self.fair = max_draft, fair
-        # Twice the batch: what is known of requests that wait to be run again is kept.
-        num_rows = 2 * max_requests
-        self.block_chances = Chances.of(max_draft, num_rows)
-        self.text_chances = Chances.of(most_free, num_rows)
-        self.forecast = Forecast(max_draft, num_rows, fair=fair)
-        self.probes = ProbeSchedule()
-        self.plain_checks = PlainChecks(max_requests)
-        self._requests = RequestRows(num_rows)
-        self._probe_charge = 0.0
-        """Seconds that a probe was last taken to cost, made or not; on V2, 0 while blocks pay."""
-
-    def _rows(self, ids: Sequence[str]) -> Ints:
-        rows, fresh = self._requests.of(ids)
-        if len(fresh):
-            self._forget(fresh)
-        return rows
-
-    def _forget(self, rows: Ints) -> None:
-        """Reset rows that now belong to new requests."""
-        self.forecast.forget(rows)
-        self.block_chances.forget(rows)
-        self.text_chances.forget(rows)
-
-    def _doubt_blocks(self) -> None:
-        """Let what was learned about blocks count little."""
-        self.block_chances.keep(OLD_TOKENS)
-        self.forecast.restart()
-
-
-class Planner(LearningPlanner):
-    """State and decisions of one worker, on V1."""
+class Planner(DraftLearner):
+    """State and decisions of one engine. Until `start` is called, every step drafts K."""
 
     agrees_across_ranks = False  # it goes by measured times
+    costs: StepCosts
 
     def __init__(
         self,
         max_draft: int,
         max_requests: int,
-        costs: StepCosts,
+        costs: StepCosts | None = None,
         *,
         most_free: int = 0,
         fair: bool = False,
     ) -> None:
-        """See `LearningPlanner`; start from these costs."""
-        super().__init__(max_draft, max_requests, most_free, fair=fair)
-        self.costs = costs
-        self._text_curves: Floats = np.zeros((0, most_free))
-        """Worth of what the text of each request of this step predicts, [R, F] or [0, F]."""
-        self._row_seconds = 0.0
+        """Plan blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
-    def plan(self, step: StepRecord) -> Plan:
-        """Learn what became of the drafts that the step verified, then choose what to draft.
-
-        Reads the step's `ids`, `verified`, `produced`, `limits`, `waiting`, `predicted`,
-        `context_lens` and `is_resting`.
+        Args:
+            max_draft: K.
+            max_requests: most requests of a batch.
+            costs: V1: the costs to start from. None: V2, which starts later.
+            most_free: V1: most drafts that a text predicts (F). On V2 it is K.
+            fair: the objective.
         """
-        rows = self._rows(step.ids)
-        learn_blocks(self.block_chances, rows, step.verified, step.accepted)
-        self._text_curves = texts = self._expect_texts(rows, step)
-        rests = step.is_resting or not step.limits.any()
-        scores = step.limits * 0.0 if step.is_resting else self.forecast.scores(rows)
-        batch = UndraftedBatch(scores, step.limits, step.waiting, step.context_lens, texts)
-        most = 0 if rests else self.max_draft
-        best = best_step(self.costs.records, batch, self.forecast.summary, most, self.fair)
-        self._row_seconds = best.row_seconds
-        rate, plain_rate = best.undrafted_rate, best.plain_rate
-        uses_text, speedup = rate > plain_rate, rate / plain_rate
-        price = price_of(step.num_requests, rate, best.undrafted_seconds, self.fair)
-        resting = Plan.without_block(
-            step.num_requests, price=price, speedup=speedup, uses_text=uses_text
+        self.fair, self.picks_requests = fair, costs is not None
+        super().__init__(max_draft, max_requests, most_free if self.picks_requests else max_draft)
+        self.probes, self.checks = Probes(), Probes(share=LEAST_SHARE)
+        self.speedup = 1.0
+        """Expected rate of the last plan, relative to plain decoding."""
+        self.is_started = False
+        if costs is not None:
+            self.start(costs, range(1, max_draft + 1))
+
+    def start(
+        self, costs: StepCosts, choices: Iterable[int], *, ragged_seconds: float = 0.0
+    ) -> None:
+        """Choose by what steps cost from now on.
+
+        Args:
+            costs: costs of steps to start from.
+            choices: lengths that all requests of a step can be given; beyond K: for trees.
+            ragged_seconds: extra time of a step whose requests have different lengths.
+        """
+        self.is_started, self.costs = True, costs
+        self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
+        self._ragged_seconds = float(ragged_seconds)
+
+    # --- before drafting ------------------------------------------------------------------------
+
+    def plan(
+        self,
+        ids: Sequence[str],
+        context_lens: Ints,
+        limits: Ints,
+        *,
+        predicted: Predicted | None = None,
+        waiting: Ints | None = None,
+        steps: int = 1,
+    ) -> Plan:
+        """Choose what to draft in a step of R requests. Learns nothing.
+
+        Args:
+            ids: ids of the requests, [R].
+            context_lens: tokens of context of each, as far as is known, [R].
+            limits: most drafts of a block that each can use, [R].
+            predicted: V1: what their texts predict.
+            waiting: context rows of each that must be stored before it can be drafted, [R].
+            steps: steps since the last plan.
+        """
+        count = len(ids)
+        if not self.is_started or not count:
+            return Plan(limits > 0, self.max_draft if limits.any() else 0, limits)
+        rows = self._rows(ids)
+        texts: Floats = np.zeros((count, 0), np.float64)
+        if not self.picks_requests:
+            texts = self.texts.expected(rows)
+        elif predicted is not None:
+            found = self._expect_found(rows, predicted.matches, predicted.lengths)
+            texts = self.texts.survival(rows, found)
+        batch = Batch(
+            context_lens,
+            limits,
+            np.zeros(count, np.int64) if waiting is None else waiting,
+            worth_of(texts, self.fair),
+            worth_of(self.blocks.expected(rows), self.fair),
+            self.blocks.kept[rows],
         )
-        chosen = resting if rests else self._weigh(step, resting, best)
-        can_check = not chosen.is_probe and (chosen.uses_text or chosen.width > 0)
-        can_check &= bool(step.decoding.all())  # otherwise prompts may share the next step
-        if can_check and self.plain_checks.are_due(step.num_requests, chosen.speedup):
-            return replace(resting, speedup=chosen.speedup, uses_text=False)
-        return chosen
+        plain_seconds = self.costs.plain(count, batch.context)
+        plain = Plan.without_block(
+            count,
+            lengths=np.zeros(count, np.int64),
+            price=price_of(count, count / plain_seconds, plain_seconds, self.fair),
+            rate=count / plain_seconds,
+        )
+        free = drafting = plain
+        if batch.texts.size and batch.texts[:, 0].any():
+            free = self._best_lengths(batch, batch.texts, 0.0, plain)
+        if limits.any() and self.picks_requests:
+            # What is not known to pay yet is tried with few requests.
+            known = int((self.blocks.num_observed[rows] > 0).sum())
+            most = 1 + count // PROBE_SHARE + 2 * known
+            drafting = best_drafted(self.costs, batch, free, self._alike, most, self.fair)
+        elif limits.any():
+            drafting = self._all_blocks(batch, free)
+        best = max(free, drafting, key=lambda plan: plan.rate)
+        best = best if best.rate > MARGIN * plain.rate else plain
+        best = replace(best, speedup=best.rate / plain.rate)
+        self.speedup = best.speedup
+        passed = steps * plain_seconds
+        if best.rate > plain.rate:
+            lost = min(max(best.speedup - 1.0, LEAST_LOST), MOST_LOST) * plain_seconds
+            is_new = not self.costs.has_seen_plain(count)
+            if self.checks.are_due(passed, lost, is_new=is_new):
+                return replace(plain, speedup=best.speedup, is_probe=True)
+        return self._probe(rows, batch, best, passed) or best
 
-    def _expect_texts(self, rows: Ints, step: StepRecord) -> Floats:
-        """Return the worth of what texts predict, [R, F]; [0, F] if they predict nothing."""
-        predicted = step.predicted
-        if predicted is None:
-            return self._text_curves[:0]
-        learn(self.text_chances, rows, step.verified, predicted.known, predicted.came_true)
-        if not predicted.lengths.any():
-            return self._text_curves[:0]
-        curves = expect_texts(self.text_chances, rows, predicted.matches, predicted.lengths)
-        return worth_of(curves, self.fair)
+    def _all_blocks(self, batch: Batch, free: Plan) -> Plan:
+        """Return the best step in which all requests get a block."""
+        is_text = batch.texts.sum(axis=1) > batch.blocks.sum(axis=1)
+        curves = np.where(is_text[:, None], batch.texts, batch.blocks)
+        best = self._best_lengths(batch, curves, self._seconds_of_blocks(batch), free)
+        if not best.lengths.any():
+            return free
+        return replace(
+            best,
+            drafted=np.ones(batch.size, bool),
+            width=self.max_draft,
+            of_blocks=float(curves[~is_text].sum()),
+            of_texts=float(curves[is_text].sum()),
+        )
 
-    def _weigh(self, step: StepRecord, resting: Plan, best: Choice) -> Plan:
-        """Return the best choice if it pays, otherwise `resting`, and a probe from time to time."""
-        rate, uses_text = best.rate, len(self._text_curves) > 0
-        gain, speedup = rate / best.undrafted_rate, rate / best.plain_rate
-        if gain > MARGIN:
+    def _best_lengths(self, batch: Batch, curves: Floats, drafting: float, otherwise: Plan) -> Plan:
+        """Return the step with the best lengths for drafts of this worth, [R, w]; `drafting`:
+        seconds of its blocks."""
+        alike = self._alike[:0] if self.picks_requests else self._alike
+        world = self.costs, self.fair, drafting, alike, self._ragged_seconds
+        if not self.picks_requests:  # on V1, a text's own end limits what it predicts
+            within = np.arange(curves.shape[1]) < batch.limits[:, None]
+            curves = np.where(within, curves, 0.0)
+        return best_lengths(batch, curves, otherwise, *world)
+
+    def _seconds_of_blocks(self, batch: Batch) -> float:
+        return self._seconds_of(batch.size * (1 + self.max_draft), batch.context)
+
+    def _seconds_of(self, rows: int, context: float) -> float:
+        return self.costs.draft.one(rows) + self.costs.attention.block * context
+
+    def _probe(self, rows: Ints, batch: Batch, best: Plan, passed: float) -> Plan | None:
+        """Return a plan that also drafts requests that do not seem to pay, if it is time."""
+        chosen = to_probe(batch, best, self.blocks, rows)
+        if not len(chosen):
             self.probes.restart()
-            price = price_of(step.num_requests, rate, best.seconds, self.fair)
-            return Plan(best.drafted, best.width, price, speedup=speedup, uses_text=uses_text)
-        holds_for = CLOSE_SKIP_STEPS if gain > CLOSE else SKIP_STEPS
-        # A prompt may end with the next step, and then another request can be drafted. And free
-        # drafts that are better than the drafter's may be gone by then.
-        is_displaced = resting.uses_text and rate > MARGIN * best.plain_rate
-        if is_displaced or not step.decoding.all():
-            holds_for = 0
-        probe, seconds = self._cheapest_probe(step, resting)
-        # Seconds that the best plan loses if it is right. A probe bears all of its catching up.
-        lost = best.seconds * (1.0 - gain)
-        lost += float(self.costs.context.at(step.waiting[best.drafted].sum()))
-        undrafted_seconds = (1 + holds_for) * best.plain_seconds
-        self._probe_charge = min(lost, seconds)
-        if not self.probes.is_due(undrafted_seconds, self._probe_charge, is_close=gain > CLOSE):
-            return replace(resting, holds_for=holds_for)
-        if lost < seconds:
-            return replace(probe, drafted=best.drafted, width=best.width, min_verified=0)
-        return probe
+            return None
+        is_new = False
+        if self.picks_requests:
+            probe = probe_some(batch, best, chosen, self.max_draft)
+            lost = seconds_of_some(batch, best, probe, self.costs)
+            is_new = bool((self.blocks.num_observed[rows[chosen]] == 0).any())
+        else:
+            probe = self._probe_all(batch, best, chosen)
+            total = batch.size + np.array([best.lengths.sum(), probe.lengths.sum()])
+            before, after = self.costs.target(batch.size, total, batch.context).tolist()
+            lost = after - before + self._seconds_of_blocks(batch)
+        return probe if self.probes.are_due(passed, lost, is_new=is_new) else None
 
-    def _cheapest_probe(self, step: StepRecord, resting: Plan) -> tuple[Plan, float]:
-        """Return a plan that drafts a few requests with little to catch up, and the seconds that it
-        takes; `resting`: the plan that it replaces."""
-        able, num_requests = np.flatnonzero(step.limits), step.num_requests
-        width = min(int(step.limits.max()), self.max_draft)
-        count = min(len(able), 1 + num_requests // PROBE_SHARE)
-        chosen = able[np.argsort(step.waiting[able], kind="stable")[:count]]
-        drafted = np.zeros(num_requests, bool)
-        drafted[chosen] = True
-        context, rows = float(step.context_lens[chosen].sum()), count * PROBE_LENGTH
-        both = np.array([num_requests, num_requests + rows])
-        reading = context * np.array([0, PROBE_LENGTH])
-        plain, verifying = self.costs.decoding(num_requests, both, 0.0, reading).tolist()
-        seconds = self.costs.block(count * (1 + width), context) + verifying - plain
-        seconds += float(self.costs.context.at(step.waiting[chosen].sum()))
-        plan = replace(
-            resting, drafted=drafted, width=width, is_probe=True, min_verified=PROBE_LENGTH
+    def _probe_all(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
+        """Return a plan with a block for all, of which some drafts of the chosen requests are
+        verified; of all requests where different lengths take longer."""
+        length, lengths = min(PROBE_LENGTH, self.max_draft), best.lengths.copy()
+        if self._ragged_seconds:
+            chosen = np.flatnonzero(batch.limits > 0)
+            length = int(self._alike[np.searchsorted(self._alike, length)])
+        lengths[chosen] = np.maximum(lengths[chosen], np.minimum(length, batch.limits[chosen]))
+        everybody = np.ones(batch.size, bool)
+        return replace(
+            best, drafted=everybody, width=self.max_draft, lengths=lengths, is_probe=True
         )
-        return plan, seconds
 
-    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        """Return how many drafts of each request to verify, and whether they are its text's, [R].
+    def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
+        """Return the seconds of a step of R requests and the block after it, for S plans, [S];
+        `lengths`: each plan's places for drafts, [S, R]."""
+        count, context = len(context_lens), float(context_lens.sum())
+        alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._alike)
+        rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
+        verifying = self.costs.target(count, rows, context, reading)
+        drafting = self._seconds_of(count * (1 + self.max_draft), context)
+        found: Floats = verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
+        return found
+
+    # --- V1, once blocks are there ----------------------------------------------------------------
+
+    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        """Take each request's block or text, and cut it to what pays.
+
+        What was already spent on drafting is sunk.
 
         Args:
             step: has its plan, `limits` of the drafted requests, [R], and what they `agreed` on.
             confidence: probability of each drafted token under the drafter, [D, w].
+
+        Returns:
+            How many drafts of each request to verify, and whether they are its text's, [R].
         """
-        plan, rows, predicted = step.plan, self._rows(step.ids), step.predicted
-        curves: Floats = np.zeros((0, 0))
-        texts = self._text_curves[:0]
-        if plan.width:
-            of_drafted = rows[plan.drafted]
-            whole = np.full(len(of_drafted), confidence.shape[1])
-            curves = expect(self.block_chances, of_drafted, confidence, whole)
-            self.forecast.observe(of_drafted, curves)
-        if plan.uses_text:
-            assert predicted is not None
-            texts = self._text_curves
-            if step.agreed.any():
-                matches = predicted.matches + AGREEMENT * step.agreed
-                found = expect_texts(self.text_chances, rows, matches, predicted.lengths)
-                texts = worth_of(found, self.fair)
-        drafts = OfferedDrafts(
-            blocks=worth_of(curves, self.fair),
-            drafted=plan.drafted,
-            limits=step.limits,
-            texts=texts,
-            context_lens=step.context_lens,
-            price=plan.price,
-            row_worth=plan.price * self._row_seconds,
-            min_verified=plan.min_verified,
-            is_probe=plan.is_probe,
-        )
-        of_blocks, of_texts = choose_lengths(self.costs.records, drafts)
-        self.block_chances.num_verified[rows] = of_blocks
-        self.text_chances.num_verified[rows] = of_texts
-        return of_blocks + of_texts, of_texts > 0
+        plan, rows, count = step.plan, self._rows(step.ids), step.num_requests
+        confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
+        worth = np.zeros_like(confidence_of)
+        if step.predicted is not None:
+            matches = step.predicted.matches + AGREEMENT * step.agreed
+            found = self._expect_found(rows, matches, step.predicted.lengths)
+            most = found.shape[1]
+            confidence_of[:, :most] = found
+            worth[:, :most] = worth_of(self.texts.survival(rows, found), self.fair)
+        is_text = worth[:, 0] > 0.0
+        drafted, width = np.flatnonzero(plan.drafted), confidence.shape[1]
+        own: Floats = np.zeros((len(drafted), width), np.float64)
+        if width:
+            usable = np.arange(width) < step.limits[drafted, None]
+            own = worth_of(self.blocks.survival(rows[drafted], confidence * usable), self.fair)
+            takes = own.sum(axis=1) >= worth[drafted].sum(axis=1)
+            takes |= (plan.min_verified > 0) & (step.limits[drafted] > 0)
+            of_block = drafted[takes]
+            for chosen, new in ((worth, own), (confidence_of, confidence)):
+                chosen[of_block] = 0.0
+                chosen[of_block, :width] = new[takes]
+            is_text[of_block] = False
+        requests, gain, seconds = best_first(self.costs, worth, step.context_lens, plan.price)
+        best = first_best(gain - plan.price * seconds)
+        lengths = np.bincount(requests[:best], minlength=count)
+        reading = plan.price * self.costs.attention.draft * step.context_lens
+        least = np.inf
+        if best:  # what the last draft that is kept is worth beyond its reading, but for rounding
+            least = gain[best] - gain[best - 1] - reading[requests[best - 1]] - 1e-9
+        if width and not step.repeats_plan:
+            is_kept = own - reading[drafted, None] >= least
+            self.blocks.observe_drafts(rows[drafted], confidence.cumprod(axis=1), is_kept)
+        if plan.min_verified:
+            fewest = np.minimum(step.limits, plan.min_verified) * plan.drafted
+            lengths = np.where(is_text, lengths, np.maximum(lengths, fewest))
+        self._hand_over(rows, is_text, lengths, confidence_of)
+        return lengths, is_text & (lengths > 0)
+
+    # --- what steps were --------------------------------------------------------------------------
 
     def observe(self, step: StepRecord) -> StepEstimate | None:
-        """Learn what a step was made of, and what it cost where that is known.
+        """Learn what a step cost, where that is known. Returns what it was expected to cost.
 
-        Returns what it was expected to cost.
+        On V2 its `target_seconds` include the block of `draft_rows`, which cannot be timed alone
+        while the device keeps running.
         """
-        self.costs.observe_batch(step.prompt_rows)
-        if not step.target_seconds:
+        if not self.is_started or not step.target_seconds:
             return None
-        estimate = self.costs.observe(step)
-        self.plain_checks.note(step, step.target_seconds, estimate.target_seconds)
-        if step.plan.is_probe:  # one that cost less than charged can come again sooner
-            spared = max(estimate.draft_seconds - step.draft_seconds, 0.0)
-            self.probes.refund(min(spared, self._probe_charge))
-        return estimate
+        if self.picks_requests:
+            return self.costs.observe(step)
+        drafting = 0.0
+        if step.draft_rows:
+            drafting = self._seconds_of(step.draft_rows, float(step.context_lens.sum()))
+        seconds = step.target_seconds - drafting
+        target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
+        alone = self.costs.observe(target)
+        return alone._replace(target_seconds=alone.target_seconds + drafting)

@@ -16,31 +16,47 @@ import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
 
+UNSET: Ints = np.zeros(0, dtype=np.int64)
+UNSET_FLAGS: Bools = np.zeros(0, dtype=bool)
+"""Values of fields that are not given: 0 or False for each request."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """What to draft in a step of R requests."""
 
     drafted: Bools
-    """Requests to draft, [R]."""
+    """Requests to draft, [R]; on V2 all or none."""
     width: int = 0
-    """Tokens to draft for each of them; 0 if there are none."""
+    """Tokens to draft for each of them; 0 if there are none. On V2 it is K, or 0."""
+    lengths: Ints = field(default_factory=lambda: UNSET)
+    """V2: drafts of each request that the next step verifies, [R]. V1 cuts them later."""
     price: float = 0.0
     """Worth that one more second must bring (`objective.price_of`)."""
+    rate: float = 0.0
+    """Expected rate (`objective.rate_of`)."""
     speedup: float = 1.0
-    """Expected rate relative to plain decoding."""
+    """That rate relative to plain decoding."""
     is_probe: bool = False
+    """Whether it goes against what seems to pay, to measure that: it drafts, or decodes plainly."""
     min_verified: int = 0
     """Drafts of each request to verify, however little they seem worth."""
     holds_for: int = 0
-    """Next steps that need no new plan, as long as the batch stays the same."""
-    uses_text: bool = False
-    """Whether drafts that the text predicts may be worth it."""
+    """V1: next steps that need no new plan, as long as the batch stays the same."""
+    of_blocks: float = 0.0
+    """V2: worth of all drafts of blocks; for throughput, how many would be accepted."""
+    of_texts: float = 0.0
+    """V2: worth of the drafts of requests whose text is worth more than their block."""
 
     @classmethod
     def without_block(cls, num_requests: int, **fields: Any) -> Plan:
         """Make a plan in which the drafter does not run."""
         return cls(np.zeros(num_requests, dtype=bool), **fields)
+
+    @property
+    def runs_block(self) -> bool:
+        """Whether the drafter runs."""
+        return self.width > 0
 
 
 class Predicted(NamedTuple):
@@ -105,45 +121,6 @@ class Outcomes(NamedTuple):
         return Outcomes._make([*counts[:COUNTS], table[:, first:].astype(np.float64), if_cut])
 
 
-class Learned(NamedTuple):
-    """Copies of what workers are told now and then."""
-
-    block_rates: Floats
-    """Acceptance by position and confidence, [K, knots]; see `Chances`."""
-    text_rates: Floats
-    """The same for free drafts, [K, knots]."""
-
-
-class Work(NamedTuple):
-    """What a step had to do, and what it took; see `StepRecord`.
-
-    Rows, and the tokens of context that attention read for them.
-    """
-
-    num_requests: int
-    rows: float
-    """Rows of the target."""
-    context: float
-    """Tokens of context of all requests together."""
-    draft_context: float
-    """Context of each verified draft's request, counted once for every draft."""
-    draft_rows: float
-    """Rows of blocks that were drafted."""
-    num_blocks: int
-    """Requests that were drafted."""
-    block_context: float
-    """Tokens of context that these attended to."""
-    context_rows: float
-    """Context rows that were stored."""
-    target_seconds: float
-    draft_seconds: float
-    context_seconds: float
-    num_steps: int
-    """Number of steps that it is the mean of."""
-    inferred_seconds: float
-    """Estimated time of a block that was subtracted to get `target_seconds`."""
-
-
 class StepEstimate(NamedTuple):
     """What a step was expected to take, in the parts of a `StepRecord`."""
 
@@ -152,11 +129,6 @@ class StepEstimate(NamedTuple):
     context_seconds: float
     plain_seconds: float
     """Seconds that its requests would have taken for one token each without any drafts."""
-
-
-UNSET: Ints = np.zeros(0, dtype=np.int64)
-UNSET_FLAGS: Bools = np.zeros(0, dtype=bool)
-"""Values of fields that are not given: 0 or False for each request."""
 
 
 @dataclass
@@ -185,8 +157,8 @@ class StepRecord:
     """Tokens of context of each, where known, [R]."""
     waiting: Ints = field(default_factory=lambda: UNSET)
     """Context rows of each that must be stored before it can be drafted, [R]."""
-    is_resting: bool = False
-    """Whether an earlier plan decided that the drafter does not run in this step."""
+    repeats_plan: bool = False
+    """Whether an earlier step's plan is repeated."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))
     """What this step drafts. V2: only the speed-up."""
     could_draft: bool = False
@@ -232,6 +204,11 @@ class StepRecord:
         return self.produced > 0
 
     @property
+    def has_text(self) -> bool:
+        """Whether any text predicts something."""
+        return self.predicted is not None and bool(self.predicted.lengths.any())
+
+    @property
     def accepted(self) -> Ints:
         """Verified drafts of each that were accepted, [R]."""
         return np.where((self.verified > 0) & self.decoding, self.produced - 1, 0)
@@ -245,25 +222,6 @@ class StepRecord:
     def only_decodes(self) -> bool:
         """Whether it decoded, and no prompt took part."""
         return len(self.ids) > 0 and self.prompt_rows == 0 and bool(self.decoding.all())
-
-    def work(self) -> Work:
-        """Return the step's work, summed over its requests."""
-        lens, drafted = self.context_lens, self.plan.drafted
-        return Work(
-            len(lens),
-            float(self.rows),
-            float(lens.sum()),
-            float(lens @ self.verified),
-            float(self.draft_rows),
-            int(drafted.sum()),
-            float(lens[: len(drafted)] @ drafted) if self.draft_rows else 0.0,
-            float(self.context_rows),
-            float(self.target_seconds),
-            float(self.draft_seconds),
-            float(self.context_seconds),
-            self.count,
-            float(self.inferred_seconds),
-        )
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:

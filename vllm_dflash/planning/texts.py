@@ -166,6 +166,12 @@ class NgramIndex:
             np.zeros(num_rows, np.int64),
         )
         self._rows = NO_ROWS
+        # Compile all of it now (for seconds, the first time on a machine): no request waits for it.
+        text, one = np.zeros((1, max(max_tokens, 4)), np.int32), np.ones(1, np.int64)
+        append_tokens(text, 2 * one, np.zeros((1, 2), np.int32), 2 * one)
+        self.look_up([""], text, 2 * one, 2 * one, 3 * one, 1)
+        self._index.forget(self._rows)
+        self._requests, self._rows = RequestRows(num_rows), NO_ROWS
 
     def look_up(
         self,

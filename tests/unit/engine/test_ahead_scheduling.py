@@ -1,6 +1,7 @@
 """V2's schedulers: what they learn from a step's output, and what they plan."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import DraftTokenIds
 
-from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, request, step, take_vllm_out
+from support.bare_scheduler import CONTEXT_TOKENS, MAX_LEN, WIDTH, request, step, take_vllm_out
 from support.fake_time import FakeTime
 from support.planner_world import profiled_costs, straight_costs
 from vllm_dflash.config.engine_options import EngineOptions
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import (
@@ -29,9 +31,9 @@ from vllm_dflash.engine.v2.exchange import (
     plan_of,
 )
 from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
-from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.cadence import Cadence
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, Outcomes, StepRecord
+from vllm_dflash.planning.costs import Curve
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, Outcomes, Plan, StepRecord
 
 KINDS = [V2AsyncScheduler, V2Scheduler]
 
@@ -54,21 +56,35 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, kind: Any) -> Any:
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRecord, Outcomes | None]]:
-    """Steps that the planner learns from, each with the outcomes of its drafts."""
+    """Steps that a started planner learns from, each with the outcomes of its drafts."""
     seen: list[tuple[StepRecord, Outcomes | None]] = []
-    monkeypatch.setattr(AheadPlanner, "observe", lambda _, *what: seen.append(what))
+    learned: list[tuple[StepRecord, Outcomes]] = []
+
+    def observe(_: Planner, step: StepRecord) -> None:
+        of_step = [outcomes for one, outcomes in learned if one is step]
+        seen.append((step, of_step[0] if of_step else None))
+
+    started = property(lambda _: True, lambda *_: None)
+    monkeypatch.setattr(Planner, "is_started", started, raising=False)
+    monkeypatch.setattr(Planner, "learn_outcomes", lambda _, *what: learned.append(what))
+    monkeypatch.setattr(Planner, "observe", observe)
     return seen
+
+
+def ahead(lengths: Sequence[int], *, runs_block: bool = True, **fields: Any) -> Plan:
+    """Return a plan in which the next step verifies so many drafts of each request."""
+    return Plan(np.full(len(lengths), runs_block), WIDTH * runs_block, np.array(lengths), **fields)
 
 
 def plans(monkeypatch: pytest.MonkeyPatch, *lengths: int, runs_block: bool = True) -> list[Any]:
     """Make every new plan this one; return what the planner was asked."""
     asked: list[Any] = []
 
-    def plan(self: Any, *what: Any) -> PlanAhead:
+    def plan(self: Any, *what: Any, steps: int) -> Plan:
         asked.append(what)
-        return PlanAhead(np.array(lengths), runs_block)
+        return ahead(lengths, runs_block=runs_block)
 
-    monkeypatch.setattr(AheadPlanner, "plan", plan)
+    monkeypatch.setattr(Planner, "plan", plan)
     return asked
 
 
@@ -128,7 +144,7 @@ def test_the_plan_goes_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("is_fair", [False, True])
 def test_plans_are_for_the_users_objective(monkeypatch: pytest.MonkeyPatch, is_fair: bool) -> None:
     scheduler = bare(monkeypatch, is_fair=is_fair)
-    assert scheduler.planner.fair == scheduler.planner.forecast._fair == is_fair
+    assert scheduler.planner.fair == is_fair
 
 
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +153,13 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     scheduler = bare(monkeypatch, tree_nodes=31)
     scheduler.requests = {"a": request()}
     assert places_behind(scheduler, "a") == 31
-    ahead = PlanAhead(np.array([3]), runs_block=True, rate=240.0, promise=3.0)
-    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
+    plan = ahead([3], rate=240.0, of_blocks=3.0)
+    monkeypatch.setattr(Planner, "plan", lambda *_, steps: plan)
     planner, gain = scheduler.planner, scheduler._tree_gain
     planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)
     assert places_behind(scheduler, "a") == 3
-    planner.costs.records["verify"]["seconds"] /= 10.0  # rows take a tenth of the time
+    rows = planner.costs.verify
+    planner.costs.verify = Curve(rows.counts, rows.seconds / 10.0)
     assert places_behind(scheduler, "a") == 7  # the same gain is assumed for all sizes
     gain._chains[:], gain._trees[:] = 1e6, [1e6, 1.7e6, 1.71e6]
     assert places_behind(scheduler, "a") == 15
@@ -150,9 +167,9 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert places_behind(scheduler, "a") == 31
     planner.start(planner.costs, [0, 3, 7, 15], ragged_seconds=1.0)  # without a graph for 31
     assert places_behind(scheduler, "a") == 15
-    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: replace(ahead, runs_block=False))
+    monkeypatch.setattr(Planner, "plan", lambda *_, steps: replace(plan, width=0))
     assert places_behind(scheduler, "a") == 3
-    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: ahead)
+    monkeypatch.setattr(Planner, "plan", lambda *_, steps: plan)
     scheduled, output = step({"a": 0}, {"a": 1})
     CHAINS_ONLY.attach(output, True)
     scheduler.update_from_output(scheduled, output)
@@ -208,7 +225,7 @@ def test_each_request_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     scheduler._update_after_schedule(scheduled)
     places = {name: len(one.spec_token_ids) for name, one in requests.items()}
     assert places == {"a": 4, "b": 0, "w": 5, "n": 3, "p": 0, "e": 1}
-    ((names, context, limits, _),) = asked
+    ((names, context, limits),) = asked
     assert names == [*"enbpa"]
     assert context.tolist() == [MAX_LEN - 3, 104, 107, 230, 102]
     assert limits.tolist() == [1, 7, 7, 7, 7]
@@ -227,7 +244,7 @@ def test_nobody_is_drafted_past_the_shorter_of_both_models_limits(
     scheduler.requests = {name: request(context) for name, context in contexts.items()}
     asked = plans(monkeypatch, *[0] * 5)
     places_behind(scheduler, *contexts)
-    ((_, _, limits, _),) = asked
+    ((_, _, limits),) = asked
     assert limits.tolist() == [7, 7, 3, 0, 0]
 
 
@@ -275,37 +292,26 @@ def test_drafts_that_come_with_the_tokens_are_cut(monkeypatch: pytest.MonkeyPatc
         assert [each.spec_token_ids for each in scheduler.requests.values()] == taken
 
 
-def test_what_was_learned_is_told_now_and_then(scheduler: Any) -> None:
-    """It is told soon at first. All workers get the same copies; the planner goes on learning.
-    Fixed lengths are told what was counted."""
-    scheduled, output = step({"a": 0}, {"a": 1})
-    FACTS.attach(output, WorkerFacts(profiled_costs(), range(8)))
-    scheduler.update_from_output(scheduled, output)
+def test_what_was_counted_is_told_now_and_then(scheduler: Any) -> None:
+    """All workers get the same copy, while the scheduler goes on counting. So it is for fixed
+    lengths."""
     told = []
     for number in range(100):
-        update = plan_of(schedule(scheduler, "a")).update
+        counted = plan_of(schedule(scheduler, "a")).counted
         scheduler.statistics.probes = number
-        if update is None:
+        if counted is None:
             continue
         told.append(number)
-        assert update.counted["probes"] == max(number - 1, 0)
-        assert update.counted["costs"] is not scheduler.statistics.costs
-        assert update.learned is not None
-        assert update.learned.block_rates is not scheduler.planner.block_chances.rates
-        assert update.learned.block_rates.shape == update.learned.text_rates.shape == (7, 11)
-    assert told == [3, 11, 27, 59, 91]
-    scheduler.planner.is_started = False
-    updates = [plan_of(schedule(scheduler, "a")).update for _ in range(32)]
-    (update,) = filter(None, updates)
-    assert update.learned is None
-    assert update.counted["probes"] == 99
+        assert counted["probes"] == number - 1
+        assert counted["costs"] is not scheduler.statistics.costs
+    assert told == [31, 63, 95]
 
 
 def test_steps_behind_which_vllm_drafts_nothing(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM 0.33 does so if requests are in their prompts or at their ends. Nothing is planned."""
-    monkeypatch.setattr(AheadPlanner, "plan", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(Planner, "plan", lambda *_, **__: pytest.fail("asked"))
     scheduled, _ = step({"a": 0, "b": 0}, {}, {"a": 60, "b": 1}, next_drafts=7)
     scheduled.skip_drafts = True
     scheduler._update_after_schedule(scheduled)
@@ -487,12 +493,12 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
     monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now", clock.now + 0.05))
     scheduler.planner.start(profiled_costs(), range(8))
 
-    def plan(self: Any, ids: list[str], *_: Any) -> PlanAhead:
+    def plan(self: Any, ids: list[str], *_: Any, steps: int) -> Plan:
         clock.now += 0.001
         self.speedup = 1.5
-        return PlanAhead(np.full(len(ids), 2), runs_block=True)
+        return ahead([2] * len(ids))
 
-    monkeypatch.setattr(AheadPlanner, "plan", plan)
+    monkeypatch.setattr(Planner, "plan", plan)
     # The first has no step before it to be timed by; the others make 3 and 5 tokens.
     steps = [step({"a": 2, "b": 2}, {"a": a, "b": b}) for a, b in ((1, 1), (2, 1), (3, 2))]
     sent = run(scheduler, monkeypatch, steps)
@@ -599,7 +605,6 @@ def test_the_step_that_was_planned_is_learned_from(
     """Not the one whose output comes next: an asynchronous scheduler is a step ahead. What a step
     took is known if the output before it was seen as well."""
     scheduler = bare(monkeypatch, plans_every_step=False)
-    observed.clear()  # of the planner's rehearsal
     plans(monkeypatch, 3, 3)
     due = [False, True, False, False, True, False]
     monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))

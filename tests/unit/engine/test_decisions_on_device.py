@@ -25,9 +25,7 @@ def test_drafts_are_chosen_and_graded_as_by_hand(
     """Several steps, in some of which the drafter rests. The slots are in no order, and other slots
     do not change."""
     world = World(7, width, seed)
-    for number in range(4):
-        if number == 2:
-            world.learn_rates()
+    for _ in range(4):
         has_block = bool(world.random.random() < 0.8)
         world.step(num_requests, has_block=has_block, has_text=looks_up)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,20 @@ import pytest
 import torch
 
 from support.configs_by_hand import QWEN
+from support.fake_time import FakeTime
+from support.planner_world import straight_costs
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_options import EngineOptions
+from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.block_layout import BlockInputs
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
 from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import step as planning_step
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
 
@@ -45,8 +52,8 @@ class Blocks:
         return BlockDrafts(inputs.requests, tokens, np.ones((len(lengths), lengths.max())))
 
 
-def drafting(*drafted: bool, width: int = 4, holds_for: int = 0) -> Plan:
-    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, holds_for=holds_for)
+def drafting(*drafted: bool, width: int = 4, **fields: Any) -> Plan:
+    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, **fields)
 
 
 class Scripted(FixedLength):
@@ -57,31 +64,60 @@ class Scripted(FixedLength):
     def __init__(self, *plans: Plan) -> None:
         super().__init__(7)
         self.plans = list(plans)
-        self.asked: list[StepRecord] = []
+        self.asked: list[dict[str, Any]] = []
+        """What each plan was made from, by name."""
+        self.done: list[str] = []
+        """What it was asked to do, in order."""
 
-    def plan(self, step: StepRecord) -> Plan:
-        self.asked.append(step)
-        return self.plans.pop(0) if self.plans else Plan.without_block(step.num_requests)
+    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **more: Any) -> Plan:
+        self.asked.append({"limits": limits.tolist(), **more})
+        self.done.append("plan")
+        return self.plans.pop(0) if self.plans else Plan.without_block(len(ids))
 
-    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def learn_drafts(self, step: StepRecord) -> None:
+        self.done.append("learn")
+
+    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        assert len(confidence) == step.plan.drafted.sum()
         return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
 
 
 class FromText(Scripted):
     """Verifies all drafts that texts predict."""
 
-    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         assert step.predicted is not None
         return step.predicted.lengths, step.predicted.lengths > 0
+
+
+class Every(Cadence):
+    """Plans every so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps, self.experiments = steps, 0
+        self.seen: list[tuple[float, float]] = []
+
+    def interval(self) -> int:
+        return self.steps
+
+    def watch(self) -> None:
+        self.experiments += 1
+
+    def observe(self, planning_seconds: float, step_seconds: float) -> None:
+        self.seen.append((planning_seconds, step_seconds))
 
 
 class Host(HostStep):
     """A host step that gets its drafts from `Blocks`."""
 
-    def __init__(self, policy: Any = None, *, finite: int = 7, looks_up: bool = False) -> None:
+    def __init__(
+        self, policy: Any = None, *, finite: int = 7, looks_up: bool = False, every: int = 1
+    ) -> None:
         stored = SimpleNamespace(store=lambda *rows: None)
         super().__init__(OPTIONS, Blocks(finite), stored, 16)  # type: ignore[arg-type]
         self.planner = policy or self.planner
+        self._cadence = Every(every)
         self.all_texts = np.arange(8 * LONGEST, dtype=np.int32).reshape(8, LONGEST)
         if looks_up:
             self.free_drafts = NgramIndex(8, LONGEST, MOST_FREE)
@@ -195,7 +231,7 @@ def test_what_is_measured_is_agreed_upon(agreed: list[Any]) -> None:
 
 
 def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(FromText(Plan.without_block(2, uses_text=True)), looks_up=True)
+    host = Host(FromText(Plan.without_block(2)), looks_up=True)
     host.all_texts[:2, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
     of_rank_0 = iter([drafting(True, False), (np.array([1, 2]), np.array([False, True]))])
     monkeypatch.setattr(host_step, "from_rank_0", lambda _: next(of_rank_0))
@@ -204,49 +240,190 @@ def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.run(step, batch) == [[20], [8, 9]]
 
 
+# --- plans that are repeated ----------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("plan", "batches", "rests"),
+    ("plan", "batches", "repeats"),
     [
-        (Plan.without_block(2, holds_for=2), [(7, 0)] * 4, [False, True, True, False]),
-        (Plan.without_block(2, holds_for=5), [(7, 7), (7,), (7, 7)], [False] * 3),
-        (Plan.without_block(1, holds_for=1), [(0,)] * 2, [False, True]),
-        (drafting(True, holds_for=3), [(7,)] * 2, [False] * 2),
+        (Plan.without_block(2), [(7, 0)] * 4, [False, True, True, False]),
+        (drafting(True, False), [(7, 7)] * 4, [False, True, True, False]),
+        (Plan.without_block(2), [(7, 7), (7,), (7, 7)], [False] * 3),
+        (Plan.without_block(1), [(0,)] * 2, [False, True]),
+        (drafting(True, is_probe=True, min_verified=3), [(7,)] * 2, [False] * 2),
+        (Plan.without_block(1, is_probe=True), [(7,)] * 2, [False] * 2),
     ],
-    ids=["skipped", "until the batch changes", "nobody could draft", "not after a block"],
+    ids=["skipped", "drafted", "until the batch changes", "nobody could", "a probe", "a plain one"],
 )
-def test_steps_rest_while_a_plan_without_blocks_holds(
-    plan: Plan, batches: list[tuple[int, ...]], rests: list[bool]
+def test_a_plan_also_applies_to_the_next_steps(
+    plan: Plan, batches: list[tuple[int, ...]], repeats: list[bool]
 ) -> None:
-    """They are not planned. Steps in which somebody could have drafted are counted as skipped."""
-    host = Host(policy := Scripted(plan))
+    """These are not planned. Steps in which somebody could have drafted are counted as skipped."""
+    host = Host(policy := Scripted(plan), every=3)
     steps = [host.step(*limits)[0] for limits in batches]
-    assert [step.is_resting for step in steps] == rests
-    assert len(policy.asked) == rests.count(False)
+    assert [step.repeats_plan for step in steps] == repeats
+    assert len(policy.asked) == repeats.count(False)
     assert [step.could_draft for step in steps] == [any(limits) for limits in batches]
-    assert steps[1].plan.drafted.tolist() == [False] * len(batches[1])
+    drafted = [bool(step.plan.drafted.any()) for step in steps]
+    assert drafted == [plan.width > 0] + [plan.width > 0 and again for again in repeats[1:]]
     assert host.statistics.steps == len(batches)
-    assert host.statistics.skipped_steps == sum(map(any, batches)) - plan.drafted.any()
+    assert host.statistics.skipped_steps == sum(map(any, batches)) - sum(drafted)
 
 
-def test_a_step_that_rests_may_take_what_its_text_predicts() -> None:
-    """It uses up no other resting step, and starts no new rest."""
-    first = Plan.without_block(2, holds_for=2)
-    free = Plan.without_block(2, holds_for=9, uses_text=True)
-    host = Host(policy := FromText(first, free, first), looks_up=True)
+def test_a_plan_made_while_a_request_is_in_its_prompt_is_not_repeated() -> None:
+    """With the next step, another request can be drafted."""
+    host = Host(Scripted(drafting(False, True)), every=3)
+    steps = [host.step(7, 7, sampled=tokens)[0] for tokens in ([[], [1]], [[2], [3]], [[4], [5]])]
+    assert [step.repeats_plan for step in steps] == [False, False, True]
+
+
+def test_a_repeated_plan_drafts_within_the_limits_of_its_own_step() -> None:
+    """The third request has no block, the second reaches its end. Drafts are cut anew."""
+
+    class All(Scripted):
+        def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+            assert confidence.shape == (step.plan.drafted.sum(), step.limits.max())
+            return step.limits * step.plan.drafted, np.zeros(step.num_requests, bool)
+
+    plan = drafting(True, True, False, width=5)
+    host = Host(policy := All(plan), every=9)
+    found = [host.step(*limits) for limits in ((7, 7, 7), (3, 2, 7), (1, 0, 7))]
+    assert [[len(tokens) for tokens in drafts] for _, drafts in found] == [
+        [5, 5, 0],
+        [3, 2, 0],
+        [1, 0, 0],
+    ]
+    assert len(policy.asked) == 1
+    assert [step.repeats_plan for step, _ in found] == [False, True, True]
+    assert [step.plan.drafted.tolist() for step, _ in found] == [[True, True, False]] * 2 + [
+        [True, False, False]
+    ]
+    assert [step.draft_rows for step, _ in found] == [12, 7, 2]
+
+
+@pytest.mark.parametrize("limits", [(0, 7, 7), (7, 0, 7), (7, 0, 0)])
+def test_drafts_of_a_repeated_plan_are_cut_by_what_their_own_block_promises(
+    limits: tuple[int, ...],
+) -> None:
+    """Some have reached their ends since it was made."""
+    planner, sure = Planner(7, 8, straight_costs()), np.array([[0.99], [0.98], [0.01]])
+    host = Host(planner, every=9)
+    host.block.draft = lambda inputs, *_: BlockDrafts(
+        inputs.requests,
+        [[1] * 7] * len(inputs.requests),
+        np.repeat(sure[inputs.requests], 7, axis=1),
+    )
+    plan = Plan(np.ones(3, bool), 7, price=50.0)
+    planner.plan = lambda *_, **__: plan
+    host.step(7, 7, 7)
+    step, drafts = host.step(*limits)
+    assert step.repeats_plan
+    good = [7 if limit and request < 2 else 0 for request, limit in enumerate(limits)]
+    assert [len(tokens) for tokens in drafts] == good
+
+
+def test_a_plan_none_of_whose_requests_can_use_drafts_is_made_anew() -> None:
+    """Others can use some. Before that, it is learned what became of drafts."""
+    host = Host(policy := Scripted(drafting(True, False), drafting(False, True)), every=3)
+    batches = (7, 7), (0, 7), (0, 7), (0, 7), (0, 7)
+    steps = [host.step(*limits)[0] for limits in batches]
+    assert [step.repeats_plan for step in steps] == [False, False, True, True, False]
+    assert [one["limits"] for one in policy.asked] == [[7, 7], [0, 7], [0, 7]]
+    assert steps[2].plan.drafted.tolist() == [False, True]
+    assert policy.done == ["learn", "plan"] * 3
+
+
+def test_free_drafts_are_considered_while_a_plan_without_blocks_is_repeated() -> None:
+    """They cost no step that repeats the plan, and start no new plan."""
+    host = Host(policy := FromText(Plan.without_block(2)), looks_up=True, every=3)
     host.all_texts[1, : CONTEXT - 1] = [7, 1000, 8, 9, 3, 4, 5, 6, 1]
     host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
-    assert step.is_resting
-    assert step.plan is free
+    assert step.repeats_plan
     assert step.could_draft  # like the planned step, whose limits are known
     assert drafts == [[], [8, 9, 3]]
     assert step.from_text.tolist() == [False, True]
     assert step.nan_drafts == 0
     assert host.statistics.skipped_steps == 2
-    assert len(policy.asked) == 2
-    # The next step, which is the last that rests, looks at what became of it.
+    assert len(policy.asked) == 1
+    # The next step, which is the last that repeats it, looks at what became of them.
     following = [host.step(7, 0, context=CONTEXT + more)[0] for more in (1, 2)]
-    assert [step.is_resting for step in following] == [True, False]
+    assert [step.repeats_plan for step in following] == [True, False]
+    assert following[0].predicted is not None
+    assert following[0].predicted.known.tolist() == [0, 1]
+
+
+def test_what_became_of_drafts_is_learned_before_a_step_is_planned() -> None:
+    """Not in steps that repeat a plan: what they verified is of the same kind. A plan is told how
+    many steps there were since the last one."""
+    host = Host(policy := Scripted(), every=3)
+    for _ in range(4):
+        host.step(7)
+    assert policy.done == ["learn", "plan"] * 2
+    host.step(7, 7)
+    assert policy.done == ["learn", "plan"] * 3
+    assert [one["steps"] for one in policy.asked] == [1, 3, 1]
+
+
+def test_how_long_a_plan_holds_is_agreed_upon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks plan in the same steps, whatever their own clocks say."""
+    of_rank_0 = Plan.without_block(1, holds_for=1)
+    monkeypatch.setattr(host_step, "from_rank_0", lambda _: of_rank_0)
+    for every in (1, 9):
+        host = Host(Scripted(), every=every)
+        steps = [host.step(7)[0] for _ in range(4)]
+        assert [step.repeats_plan for step in steps] == [False, True, False, True]
+
+
+def test_a_fixed_length_follows_no_clock() -> None:
+    """Nobody broadcasts it, and clocks of ranks differ. A request whose session goes on can use
+    drafts again."""
+    host = Host(every=9)
+    assert [len(host.step(limit)[1][0]) for limit in (0, 7, 7)] == [0, 7, 7]
+
+
+def test_the_cadence_is_that_of_planned_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their planning takes 3 ms, and learning what became of drafts 4."""
+    clock = FakeTime()
+    for module in (step_clock, planning_step):
+        monkeypatch.setattr(module, "time", clock)
+
+    class Slow(Scripted):
+        def plan(self, *what: Any, **more: Any) -> Plan:
+            clock.now += 0.003
+            return super().plan(*what, **more)
+
+        def learn_drafts(self, step: StepRecord) -> None:
+            clock.now += 0.004
+
+    host = Host(Slow(Plan.without_block(1), Plan.without_block(1, is_probe=True)), every=2)
+    for _ in range(4):
+        clock.now += 0.01
+        host.step(7)
+    cadence: Any = host._cadence
+    assert np.array(cadence.seen) == pytest.approx(np.array([(0.007, 0.0)] + [(0.007, 0.017)] * 2))
+
+
+def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning takes 0.3 ms, and a step 10 ms without it: it may take a hundredth of the time. That
+    is so again some steps after an experiment."""
+    clock = FakeTime()
+    for module in (step_clock, planning_step):
+        monkeypatch.setattr(module, "time", clock)
+
+    class Slow(Scripted):
+        def plan(self, *what: Any, **more: Any) -> Plan:
+            clock.now += 0.0003
+            return super().plan(*what, **more)
+
+    host = Host(Slow(*[Plan.without_block(1)] * 25, Plan.without_block(1, is_probe=True)))
+    host._cadence = Cadence()
+    repeats = []
+    for _ in range(130):
+        clock.now += 0.01
+        repeats.append(host.step(7)[0].repeats_plan)
+    assert 0.6 < np.mean(repeats[30:60]) < 0.75
+    assert 0.6 < np.mean(repeats[-30:]) < 0.75
 
 
 def test_tokens_are_written_where_the_runner_will_write_them() -> None:
@@ -266,7 +443,7 @@ def test_tokens_are_written_where_the_runner_will_write_them() -> None:
 def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: int) -> None:
     """The first has a text and no block, the second a block and no text, the third neither."""
     drafted = np.array([False, True, False, True])
-    host = Host(FromText(Plan(drafted, 4, 1.0, 1.0, uses_text=True)), looks_up=True)
+    host = Host(FromText(Plan(drafted, 4)), looks_up=True)
     blocks = BlockDrafts(np.array([1, 3]), [[8, 9, 3, 4], block], np.ones((2, 4)))
     drafter = SimpleNamespace(draft=lambda *_: blocks, reads_newest=False)
     host.block = drafter  # type: ignore[assignment]
@@ -291,7 +468,7 @@ def handed_over(*from_text: bool, lengths: tuple[int, ...] = (2, 2, 2)) -> Host:
     count = len(lengths)
 
     class Told(Scripted):
-        def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+        def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
             return np.array(lengths), np.array(from_text or [False] * count)
 
     host = Host(Told(drafting(*[True] * count)), looks_up=True)
@@ -374,15 +551,15 @@ def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("holds_for", "verified", "is_held"), [(3, 0, True), (3, 2, False), (0, 0, False)]
+    ("every", "verified", "is_held"), [(4, 0, True), (4, 2, False), (1, 0, False)]
 )
 def test_undrafted_steps_are_timed_together_while_nobody_is_asked(
-    monkeypatch: pytest.MonkeyPatch, holds_for: int, verified: int, is_held: bool
+    monkeypatch: pytest.MonkeyPatch, every: int, verified: int, is_held: bool
 ) -> None:
     """Except for a step that verified drafts, which is unlike the others."""
     held: list[bool] = []
     monkeypatch.setattr(StepClock, "finish", lambda _, step, *, hold: held.append(hold))
-    host = Host(Scripted(Plan.without_block(1, holds_for=holds_for)))
+    host = Host(Scripted(Plan.without_block(1)), every=every)
     step, batch = host.make(7)
     host.run(step, batch)
     step.verified = np.array([verified])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,12 @@ class Told(FixedLength):
     def __init__(self, drafted: list[bool], lengths: list[int], from_text: list[bool]) -> None:
         super().__init__(7)
         self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
-        self.planned: list[StepRecord] = []
 
-    def plan(self, step: StepRecord) -> Plan:
-        self.planned.append(step)
-        uses_text = step.predicted is not None and bool(step.predicted.lengths.any())
-        return replace(super().plan(step), drafted=np.array(self.drafted), uses_text=uses_text)
+    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+        plan = super().plan(ids, context_lens, limits)
+        return replace(plan, drafted=np.array(self.drafted))
 
-    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         return np.array(self.chosen), np.array(self.from_text)
 
 
@@ -161,7 +160,7 @@ def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     rows = [Row(n, features(length, n), bonus=12) for n, length in enumerate(lengths)]
     drafts = harness.step(rows)
     assert [len(one) for one in drafts] == [4, 3, 0]
-    (step,) = policy.planned
+    step = harness.proposer.host._last
     assert step.predicted is not None
     assert step.predicted.lengths.tolist() == [32, 3, 0]
     assert step.limits.tolist() == [0, 0, 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,13 +19,12 @@ from vllm_dflash.engine.v2.exchange import (
     PLAN,
     ReportedOutput,
     StepPlan,
-    WorkerUpdate,
 )
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.engine.v2.loaded_speculator import block_capture_sizes
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
-from vllm_dflash.planning.step import BLOCK, Learned
+from vllm_dflash.planning.step import BLOCK
 
 K, SLOTS, CPU = 3, 6, torch.device("cpu")
 BATCH: Any = SimpleNamespace(num_reqs=4, idx_mapping=torch.arange(4))
@@ -191,28 +189,17 @@ def test_what_was_counted_is_read_when_it_is_asked_for() -> None:
     assert (counted.free_draft_tokens, counted.free_accepted_tokens) == (6, 7)
 
 
-def test_what_was_learned_is_taken_over() -> None:
-    speculator = bare()
-    rates = np.full((K, 11), 0.25), np.full((K, 11), 0.5)
-    counted = DraftStatistics(K).of_planning()
-    told = StepPlan(update=WorkerUpdate(Learned(*rates), counted))
-    for plan in (told, StepPlan(), StepPlan(update=WorkerUpdate(None, counted))):
-        speculator.begin_step(scheduled(plan))
-        assert speculator.plan is plan
-        assert speculator.slots.rates[0].unique().tolist() == [0.25]
-        assert speculator.slots.rates[1].unique().tolist() == [0.5]
-
-
 def test_what_the_scheduler_has_counted_is_shown_by_the_worker() -> None:
     speculator, counting = bare(), DraftStatistics(K)
     counting.probes, counting.planning_seconds, counting.step_seconds = 3, 0.5, 2.0
     counting.costs[0] = 2, 4.0, 6.0
     speculator.statistics.steps = 7
-    update = WorkerUpdate(None, counting.of_planning())
-    speculator.begin_step(scheduled(StepPlan(update=update)))
-    shown = speculator.statistics.to_dict()
-    assert (shown["steps"], shown["probes"], shown["planning_share"]) == (7, 3, 0.25)
-    assert shown["costs_ms"]["step"] == {"estimated": 2000.0, "measured": 3000.0}
+    for plan in (StepPlan(counted=counting.of_planning()), StepPlan()):
+        speculator.begin_step(scheduled(plan))
+        assert speculator.plan is plan
+        shown = speculator.statistics.to_dict()
+        assert (shown["steps"], shown["probes"], shown["planning_share"]) == (7, 3, 0.25)
+        assert shown["costs_ms"]["step"] == {"estimated": 2000.0, "measured": 3000.0}
 
 
 class Target(nn.Module):

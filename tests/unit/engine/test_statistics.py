@@ -99,7 +99,7 @@ def test_lengths_are_those_of_blocks() -> None:
     statistics = DraftStatistics(3)
     taken = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
     statistics.observe(drafted_step(**taken), None)
-    free = Plan.without_block(3, uses_text=True)
+    free = Plan.without_block(3)
     statistics.observe(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)
     assert statistics.to_dict()["draft_lengths"] == [1, 0, 1, 0]
     assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
@@ -125,9 +125,10 @@ def test_lengths_are_those_of_blocks() -> None:
             },
         ),
         (
-            step_of(Plan(np.array([True, False, True]), 1, 1.0, 1.0, is_probe=True)),
+            step_of(Plan(np.array([True, False, True]), 1, is_probe=True)),
             {"drafted_steps": 1, "probes": 1, "drafted_requests": 2, "draft_lengths": [2, 0, 0, 0]},
         ),
+        (step_of(Plan.without_block(3, is_probe=True), could_draft=True), {"skipped_steps": 1}),
     ],
 )
 def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:

@@ -35,7 +35,6 @@ def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: 
     """Parents come before their nodes, so cutting the end leaves a tree. Chances multiply to
     survival, corrected by the request's own bias and that of all requests."""
     world = Grown(seed, width, nodes, max(width, nodes) + is_wide)
-    world.slots.overall[0] = torch.tensor([40.0, 40.0 * world.random.random()])
     world.grow()
     for request, expected in enumerate(world.by_hand):
         world.check(request, expected)
@@ -73,8 +72,8 @@ def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
     chain, in more places than a block has drafts."""
     slots = DraftSlots(2, 4, CPU)
     slots.records[:, 0] = BLOCK
-    survival = slots.records[:, HEAD + 4 : HEAD + 8]
-    survival[:] = torch.tensor([0.9, 0.7, 0.5, 0.4])
+    confidence = slots.records[:, HEAD : HEAD + 4]
+    confidence[:] = torch.tensor([0.9, 0.7, 0.5, 0.4])
     there, texts = torch.tensor([1, 0]), torch.zeros(2, 20, dtype=torch.int32)
     sampled, rejected = torch.tensor([4, 6]).int(), torch.tensor([7, 3]).int()
     lens, newest = torch.tensor([9, 9]).int(), torch.zeros(2, 1, dtype=torch.int64)

@@ -1,19 +1,13 @@
 """Compiled functions: where they are kept, and that engines start if they cannot be kept."""
 
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from llvmlite.binding import ffi
-from numba.core.dispatcher import Dispatcher
 
-from vllm_dflash.planning import ahead, planner
 from vllm_dflash.planning import compiled as room
 from vllm_dflash.planning.compiled import compiled
-from vllm_dflash.planning.rehearsal import rehearse
 
 
 def test_they_are_kept_by_the_sources_of_the_room(
@@ -68,20 +62,3 @@ def test_a_wrong_shape_is_an_error_and_nobodys_memory() -> None:
 def test_vllm_may_look_into_llvmlite() -> None:
     """`vllm.triton_utils.dispatcher` does so with every object of every module."""
     assert isinstance(vars(ffi.lib), dict)
-
-
-@pytest.mark.parametrize(("whose", "plans"), [("v1", planner), ("v2", ahead)])
-def test_all_that_a_planner_asks_for_is_rehearsed(
-    whose: str, plans: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A function that is left out compiles in a warm engine, while its requests wait."""
-    asked: set[str] = set()
-
-    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: asked.add(name) or function(*arguments)
-
-    functions = {name: it for name, it in vars(plans).items() if isinstance(it, Dispatcher)}
-    for name, function in functions.items():
-        monkeypatch.setattr(plans, name, watched(name, function))
-    rehearse(whose, max_draft=3, most_free=5)
-    assert asked == {*functions} > {"expect"}

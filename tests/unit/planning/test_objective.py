@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.planner_world import names, straight_costs
-from support.told_planner import ToldPlanner, decoding
+from vllm_dflash.engine.v2.trees.tree_gain import ASSUMED_RATIO, TreeGain
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.ahead import AheadPlanner
-from vllm_dflash.planning.objective import price_of, rate_of, worth_of
-from vllm_dflash.planning.places import Expected, best_lengths
-from vllm_dflash.planning.search import cut_chains
-from vllm_dflash.planning.step import Predicted
-from vllm_dflash.planning.tree_gain import ASSUMED_RATIO, TreeGain
+from vllm_dflash.planning.objective import first_best, price_of, worth_of
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.search import Batch, best_lengths
+from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 CHANCES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=4)
 COSTS = straight_costs()
@@ -44,10 +42,20 @@ def speeds(survival: Floats, lengths: Ints, drafting_seconds: float = 0.0) -> Fl
     return (1 + np.array(accepted)) / seconds
 
 
+def best_of(worth: Floats, fair: bool, alike: Ints, drafting: float = 0.0) -> Plan:
+    """Return the best lengths: any, or if some are given, those for all alike."""
+    count, width = worth.shape
+    zeros = np.zeros(count, np.int64)
+    batch = Batch(zeros, zeros + width, zeros, worth, worth, worth)
+    otherwise = Plan.without_block(count, lengths=zeros, rate=1.0)
+    ragged_seconds = 1000.0 if len(alike) else 0.0
+    return best_lengths(batch, worth, otherwise, COSTS, fair, drafting, alike, ragged_seconds)
+
+
 @pytest.mark.parametrize("fair", [False, True])
 @given(CHANCES)
 def test_no_lengths_have_a_better_mean_speed(fair: bool, chances: list[list[float]]) -> None:
-    """Brute force. The price is that of the best step, as when the forecast is right."""
+    """Brute force over each request's speed: the arithmetic mean, or the geometric one."""
     survival = survival_of(chances)
     count = len(survival)
 
@@ -55,32 +63,45 @@ def test_no_lengths_have_a_better_mean_speed(fair: bool, chances: list[list[floa
         each = speeds(survival, lengths)
         return float(np.exp(np.log(each).mean()) if fair else each.mean())
 
-    best = max((np.array(one) for one in product(range(4), repeat=count)), key=mean)
-    seconds = (10 + count + np.arange(3 * count + 1)) / 1000
-    worth = worth_of(survival, fair)
-    total = float(sum(curve[:length].sum() for curve, length in zip(worth, best, strict=True)))
-    rate = rate_of(count, total, float(seconds[best.sum()]), fair)
-    assert rate == pytest.approx(count * mean(best))
-    price = price_of(count, rate, float(seconds[best.sum()]), fair)
-    found = cut_chains(worth, np.full(count, 3), seconds, price)
-    assert mean(found) == pytest.approx(mean(best), rel=1e-9)
+    best = max(mean(np.array(one)) for one in product(range(4), repeat=count))
+    found = best_of(worth_of(survival, fair), fair, np.zeros(0, np.int64))
+    assert mean(found.lengths) == pytest.approx(best, rel=1e-9)
+    assert found.rate == pytest.approx(count * best)
+
+
+@pytest.mark.parametrize("fair", [False, True])
+@given(CHANCES)
+def test_at_the_price_of_the_best_step_no_other_is_worth_more(
+    fair: bool, chances: list[list[float]]
+) -> None:
+    """So a step's drafts can be cut one by one once its price is known."""
+    worth = worth_of(survival_of(chances), fair)
+    found = best_of(worth, fair, np.zeros(0, np.int64))
+
+    def value(lengths: Ints) -> float:
+        gain = sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True))
+        return float(gain - found.price * lengths.sum() / 1000)
+
+    best = max(value(np.array(one)) for one in product(range(4), repeat=len(worth)))
+    assert value(found.lengths) == pytest.approx(best, abs=1e-9)
+    seconds = (10 + len(worth) + found.lengths.sum()) / 1000
+    assert found.price == pytest.approx(price_of(len(worth), found.rate, seconds, fair))
 
 
 @given(st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3), st.integers(1, 40))
 def test_for_requests_alike_both_objectives_are_the_same(chances: list[float], count: int) -> None:
     curve = np.cumprod(chances)
-    plans = []
-    for fair in (False, True):
-        curves = worth_of(np.tile(curve, (count, 1)), fair)
-        zeros = np.zeros(count, np.int64)
-        expected = Expected(zeros + 3, zeros, zeros * 0.0, curves, zeros - 1, 0.002)
-        plans.append(best_lengths(COSTS.records, expected, np.array([1, 2, 3]), 1.0, fair))
-    (lengths, rate), (fair_lengths, fair_rate) = plans
-    assert fair_rate == pytest.approx(rate)
+    plans = [
+        best_of(worth_of(np.tile(curve, (count, 1)), fair), fair, np.array([1, 2, 3]), 0.002)
+        for fair in (False, True)
+    ]
+    throughput, fair = plans
+    assert fair.rate == pytest.approx(throughput.rate)
     # Two lengths may be equally good.
-    tokens = 1 + np.append(0.0, curve.cumsum())[[lengths[0], fair_lengths[0]]]
-    seconds = (10 + count * (1 + np.array([lengths[0], fair_lengths[0]]))) / 1000 + 0.002
-    assert count * tokens / seconds == pytest.approx(rate)
+    length = np.array([throughput.lengths[0], fair.lengths[0]])
+    tokens = 1 + np.append(0.0, curve.cumsum())[length]
+    seconds = (10 + count * (1 + length)) / 1000 + 0.002
+    assert count * tokens / seconds == pytest.approx(throughput.rate)
 
 
 @given(CHANCES, st.integers(1, 9))
@@ -94,19 +115,24 @@ def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
     assert gain.best(count, promise, seconds, 1.001 * bound, fair=True) is None
 
 
+def test_of_values_that_rounding_may_have_set_apart_the_first_is_chosen() -> None:
+    """Ranks decide separately."""
+    assert first_best(np.array([0.1, 1.0, 1.0 + 1e-12, 0.9])) == 1
+    assert first_best(np.array([0.1, 1.0, 1.0 + 1e-6, 0.9])) == 2
+    assert first_best(np.array([1e6, 1e6 * (1 + 1e-12)])) == 0
+
+
 def text_of_one(fair: bool, count: int) -> Ints:
     """Free drafts to verify in a step of V1, of which the first request has 20 that are sure."""
-    ours = ToldPlanner(1, 0.0, max_requests=count, most_free=20, fair=fair)
-    ours.text_chances.rates[:] = 1.0
-    step = decoding([0] * count)
+    ours = Planner(1, count, straight_costs(), most_free=20, fair=fair)
+    ours.blocks.typical[:] = ours.blocks.curves[:] = 0.0
     only = np.zeros(count, np.int64)
     only[0] = 20
-    step.predicted = Predicted(only, only * 10, only * 0, only * 0)
-    step.plan = ours.plan(step)
-    step.agreed = np.zeros(count, np.int64)
-    if not step.plan.uses_text:
-        return only * 0
-    return ours.decide_lengths(step, np.zeros((0, 0)))[0]
+    limits = np.zeros(count, np.int64)
+    step = StepRecord(names(count), limits + 1, limits=limits)
+    step.predicted = Predicted(only, only * 500, only * 0, only * 0)
+    step.plan = ours.plan(step.ids, step.context_lens, limits, predicted=step.predicted)
+    return ours.choose(step, np.zeros((0, 0)))[0]
 
 
 def test_no_request_waits_long_for_the_drafts_of_another() -> None:
@@ -122,11 +148,11 @@ def test_v2_gives_fewer_places_to_the_only_copy_of_many() -> None:
     count = 32
     lengths = {}
     for fair in (False, True):
-        ours = AheadPlanner(15, count, fair=fair)
-        ours.start(COSTS, range(16))
+        ours = Planner(15, count, fair=fair)
+        ours.start(straight_costs(), range(16))
         rows = ours._rows(names(count))
-        ours.promises[rows] = 0.0
-        ours.promises[rows[0]] = 0.99 ** np.arange(1, 16)
-        lengths[fair] = ours.plan(names(count), np.full(count, 10)).lengths
-    assert lengths[False][0] == 15
+        ours.texts.curves[rows[0]] = 0.99 ** np.arange(1, 16)
+        ours.blocks.curves[rows] = 0.0
+        lengths[fair] = ours.plan(names(count), np.full(count, 10), np.full(count, 15)).lengths
     assert lengths[True][0] <= 1
+    assert lengths[False][0] >= 4

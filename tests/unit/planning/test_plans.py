@@ -1,173 +1,129 @@
-"""What is planned, with numbers worked out by hand.
+"""Which requests are drafted, and how wide, with numbers worked out by hand."""
 
-n rows take 10 + n ms to verify, (2 + n) / 4 to draft, (4 + n) / 20 to store; see `ToldPlanner`.
-"""
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 
-from support.told_planner import ToldPlanner, decoding
-from vllm_dflash.planning.costs import Attention
-from vllm_dflash.planning.forecast import Summary
-from vllm_dflash.planning.step import Plan
-from vllm_dflash.planning.thresholds import THRESHOLDS
+from support.planner_world import names, step_of, straight
+from support.told_planner import ToldPlanner, v2
+from vllm_dflash.planning.costs import StepCosts
+from vllm_dflash.planning.planner import MARGIN, Planner
+from vllm_dflash.planning.probes import PROBE_SHARE
+from vllm_dflash.planning.step import Predicted
+
+ALIKE: dict[str, Any] = {"ragged_seconds": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("curve", "limits", "waiting", "width", "tokens", "ms"),
-    [
-        # One request and two drafts: 13 to verify, 1.25 to draft, and the context of 2 rows.
-        ((0.8, 0.4), [2], [64], 2, 1 + 1.2, 13 + 1.25 + 0.3),
-        # The second draft is not worth its 1.25 ms.
-        ((0.8, 0.1), [2], [64], 1, 1 + 0.8, 12 + 1.0 + 0.3),
-        # Or the second draft cannot be used.
-        ((0.8, 0.8), [1], [64], 1, 1 + 0.8, 12 + 1.0 + 0.3),
-        # The longest limit counts.
-        ((0.9, 0.9), [1, 5], [0, 0], 2, 2 + 3.6, 16 + 2.0 + 0.3),
-        # 32 rows wait for each drafted request: 1.5 rows a request each step.
-        ((0.9, 0.9), [2, 0, 2], [16, 640, 48], 2, 3 + 3.6, 17 + 2.0 + 0.35),
-    ],
-)
-def test_the_best_rate_is_planned(
-    curve: tuple[float, ...],
-    limits: list[int],
-    waiting: list[int],
-    width: int,
-    tokens: float,
-    ms: float,
+def test_drafts_to_the_full_until_costs_are_known() -> None:
+    planner = Planner(3, 8)
+    plan = planner.plan(names(2), np.array([10, 10]), np.array([3, 1]))
+    assert (plan.lengths.tolist(), plan.runs_block, plan.drafted.all()) == ([3, 1], True, True)
+    assert planner.observe(step_of(names(2), np.array([3, 1]), np.array([1, 1]))) is None
+
+
+@pytest.mark.parametrize("curve", [(0.9, 0.8, 0.7), (0.8, 0.3, 0.1), (0.5, 0.2, 0.1), (0.1,) * 3])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@pytest.mark.parametrize("of", ["V1", "V2"])
+def test_the_length_with_the_best_rate_is_chosen(
+    curve: tuple[float, ...], count: int, of: str
 ) -> None:
-    ours = ToldPlanner(2, *curve)
-    plan = ours.plan(decoding(limits, waiting))
-    assert plan.drafted.tolist() == [limit > 0 for limit in limits]
-    assert plan.width == width
-    assert plan.price == pytest.approx(1000 * tokens / ms)
-    plain = 1000 * len(limits) / (10 + len(limits))
-    assert plan.speedup == pytest.approx(plan.price / plain)
-    assert (plan.is_probe, plan.min_verified, plan.holds_for) == (False, 0, 0)
-    assert (ours.probes.restarts, ours.probes.asked) == (1, [])
-    assert ours.forecast.asked == [[0.5] * len(limits)]
+    """Compares the rate of every length, worked out one by one."""
+    planner = ToldPlanner(*curve, v2=v2(1, 2, 3, **ALIKE) if of == "V2" else None)
+    planner.blocks.num_observed[planner._rows(names(count))] = 1  # V1 tries what is new with few
+    rates = {0: count / (10 + count)}
+    storing = (4 + count) / 20 if of == "V1" else 0.0
+    for length in (1, 2, 3):
+        ms = 10 + count * (1 + length) + (2 + count * (1 + length)) / 4 + storing
+        if of == "V2":  # a block is as wide as can be
+            ms += count * (3 - length) / 4
+        rates[length] = count * (1 + sum(curve[:length])) / ms
+    best = max(rates, key=rates.__getitem__)
+    chosen = planner.plans([3] * count)
+    if rates[best] > MARGIN * rates[0]:
+        length = chosen.width if of == "V1" else int(chosen.lengths[0])
+        assert (length, chosen.runs_block) == (best, True)
+        assert chosen.rate == pytest.approx(1000 * rates[best])
+        assert planner.speedup == pytest.approx(rates[best] / rates[0])
+        assert chosen.price == pytest.approx(chosen.rate)
+    else:
+        assert not chosen.lengths.any()
+        assert not chosen.runs_block
+        assert planner.speedup == chosen.speedup == 1.0
 
 
-def two_groups() -> Summary:
-    """Good requests and others, and for each group what is kept above each threshold: all drafts
-    above the lowest, the first of a good request above all others."""
-    above = len(THRESHOLDS) - 1
-    return Summary(
-        min_scores=np.array([0.5, -np.inf]),
-        kept=np.array([[[1.0, 2.0], *[[1.0, 1.0]] * above], [[1.0, 2.0], *[[0.0, 0.0]] * above]]),
-        gain=np.array([[[0.9, 1.7], *[[0.9, 0.9]] * above], [[0.1, 0.2], *[[0.0, 0.0]] * above]]),
-        mean_first_worth=0.5,
-        num_samples=2,
-    )
-
-
-def scored(ours: ToldPlanner) -> None:
-    """Two requests whose last drafts had a first survival of 0.3 and 0.9. Scores: 0.4 and 0.7."""
-    step = decoding([2, 2])
-    step.plan = Plan(np.ones(2, dtype=bool), width=1, price=0.0, speedup=1.0)
-    ours.plan(step)
-    ours.decide_lengths(step, np.array([[0.3], [0.9]]))
-
-
-def test_requests_of_which_little_is_expected_are_left_out() -> None:
-    ours = ToldPlanner(2)
-    ours.forecast.summary = two_groups()
-    scored(ours)
-    plan = ours.plan(decoding([2, 2]))
-    assert plan.drafted.tolist() == [False, True]
-    assert plan.width == 2
-    # 4 rows to verify, 3 to draft, 1 to store.
-    assert plan.price == pytest.approx(3700 / (14 + 1.25 + 0.25))
-    assert ours.plan(decoding([2, 2])).speedup == pytest.approx(plan.price / (2000 / 12))
-    # A request that is good enough, but can use no draft, is not drafted.
-    assert not ours.plan(decoding([2, 0])).drafted.any()
-
-
-@pytest.mark.parametrize(
-    ("gain", "drafts", "is_close", "holds_for"),
-    [
-        # 1.25 ms for the block and its context, 12 to verify; plain decoding is one token in 11 ms.
-        (0.22, True, None, 0),  # 1.0128 times as fast
-        (0.21, False, True, 1),  # 1.0045
-        (0.15, False, True, 1),  # 0.9547
-        (0.14, False, False, 7),  # 0.9464
-    ],
-)
-def test_drafting_must_promise_more_than_it_may_cost(
-    gain: float, drafts: bool, is_close: bool | None, holds_for: int
-) -> None:
-    """One percent more. If it is less than five short of paying, it is planned again soon."""
-    ours = ToldPlanner(1, gain)
-    plan = ours.plan(decoding([1]))
+@pytest.mark.parametrize(("gain", "drafts"), [(0.22, True), (0.21, False)])
+def test_drafting_must_promise_one_percent_more(gain: float, drafts: bool) -> None:
+    """1.25 ms for the block and its context, 12 to verify; plain decoding is one token in 11 ms:
+    1.0128 times as fast, and 1.0045."""
+    ours = ToldPlanner(gain)
+    plan = ours.plans([1])
     assert bool(plan.width) == plan.drafted.any() == drafts
-    assert plan.holds_for == holds_for
-    if not drafts:
-        assert plan.price == pytest.approx(1000 / 11)
-        assert (plan.speedup, plan.is_probe) == (1.0, False)
-        assert ours.probes.restarts == 0
-        ((seconds, _, close),) = ours.probes.asked
-        assert seconds == pytest.approx((1 + holds_for) * 0.011)
-        assert close is is_close
+    assert plan.price == pytest.approx(1000 * ((1 + gain) / 13.25 if drafts else 1 / 11))
 
 
-def test_nobody_who_could_be_drafted() -> None:
-    ours = ToldPlanner(2, 0.9, 0.9)
-    plan = ours.plan(decoding([0, 0, 0]))
+@pytest.mark.parametrize("of", ["V1", "V2"])
+def test_nobody_who_could_be_drafted(of: str) -> None:
+    ours = ToldPlanner(0.9, 0.9, v2=v2() if of == "V2" else None)
+    ours.probes.due = True
+    plan = ours.plans([0, 0, 0])
     assert plan.drafted.tolist() == [False] * 3
-    assert (plan.width, plan.holds_for) == (0, 0)
+    assert (plan.width, plan.is_probe, plan.lengths.tolist()) == (0, False, [0, 0, 0])
     assert ours.probes.asked == []
+    assert ours.plan([], np.zeros(0, np.int64), np.zeros(0, np.int64)).width == 0
+    assert ours.plans([0, 1]).drafted.tolist() == [of == "V2", True]
 
 
-@pytest.mark.parametrize("gain", [0.0, 0.3])
-def test_nothing_is_skipped_while_a_prompt_may_end(gain: float) -> None:
-    """A request whose prompt ends stays in the same batch, so a skip would outlast its prompt."""
-    ours = ToldPlanner(1, gain)
-    step = decoding([1, 0])
-    step.produced = np.array([1, 0])
-    assert ours.plan(step).holds_for == 0
-    assert ours.probes.asked[0][0] == pytest.approx(0.012)  # planned again after this step
-    assert ours.plan(decoding([1, 0])).holds_for > 0
+def test_what_was_never_measured_is_tried_with_few() -> None:
+    """A promise of what no request has shown yet. Each that has shown it lets two more be tried."""
+    cheap = StepCosts(straight(10, 0.1), straight(0.5, 0.02), straight(0.2, 0.01), 64)
+    ours, limits = ToldPlanner(0.9, 0.8, costs=cheap), [2] * 40
+    assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE
+    rows = ours._rows(names(40))
+    ours.blocks.num_observed[rows[:5]] = 1
+    assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE + 2 * 5
+    ours.blocks.num_observed[rows] = 1
+    assert ours.plans(limits).drafted.sum() == 40
 
 
-def test_a_probe_is_paid_with_the_least_that_finds_something_out() -> None:
-    """That is the useless best plan, or as few requests as will do, whichever loses less."""
-    ours = ToldPlanner(4, max_requests=64)
-    ours.probes.due = True
-    # The best is one draft each, none accepted: 20 requests' 40 rows to draft, 20 more to verify,
-    # 20 to store: 50 + 10.5 + 1.2. That loses 31.7 ms, and stores the 20 waiting rows at once.
-    # Two requests drafted to the full: 10 rows to draft, 6 to verify, 2 to store.
-    waiting = [1] * 20
-    plan = ours.plan(decoding([4] * 20, waiting))
-    assert np.flatnonzero(plan.drafted).tolist() == [0, 1]
-    assert (plan.width, plan.min_verified, plan.is_probe, plan.speedup) == (4, 3, True, 1.0)
-    assert plan.price == pytest.approx(20_000 / 30)
-    ((_, cost, _),) = ours.probes.asked
-    assert cost == pytest.approx((3.0 + 6 + 0.3) / 1000)
+def test_who_promises_little_is_left_out() -> None:
+    ours = ToldPlanner(0.9, 0.8)
+    rows = ours._rows(names(3))
+    ours.blocks.num_observed[rows] = 1
+    ours.blocks.curves[rows[1]] = 0.1, 0.0
+    assert ours.plans([2, 2, 2]).drafted.tolist() == [True, False, True]
 
 
-def test_a_probe_costs_what_its_own_requests_take() -> None:
-    """Four requests. One is at its limit, and the third has the least to catch up."""
-    ours = ToldPlanner(4)
-    ours.costs.records["attention"] = Attention(draft=1e-6, block=2e-6)
-    ours.probes.due = True
-    step = decoding([4, 0, 4, 4], [9, 1, 5, 700])
-    step.context_lens = np.array([100, 50_000, 2_000, 300])
-    assert ours.plan(step).drafted.tolist() == [False, False, True, False]
-    ((_, cost, _),) = ours.probes.asked
-    # 5 rows to draft, 3 more to verify, 5 to store; and its context is read for them.
-    assert cost == pytest.approx((1.75 + 4 + 3 + 3 * 2 + 0.45) / 1000)
+def state_of(thing: Any) -> Any:
+    """Return all values in something, and in what it holds."""
+    if hasattr(thing, "__dict__"):
+        return {name: state_of(value) for name, value in vars(thing).items()}
+    return deepcopy(thing)
 
 
-@pytest.mark.parametrize(
-    ("count", "chosen"),
-    [(1, 1), (15, 1), (16, 2), (33, 3), (64, 5)],
-)
-def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: int) -> None:
-    """These are the requests that can use drafts and have the least to catch up."""
-    ours = ToldPlanner(4, max_requests=64)
-    ours.probes.due = True
-    waiting = [100 - request for request in range(count)]
-    plan = ours.plan(decoding([4] * count, waiting))
-    assert np.flatnonzero(plan.drafted).tolist() == list(range(count - chosen, count))
-    unable = decoding([0] * (count - 1) + [4], waiting[::-1])
-    assert np.flatnonzero(ours.plan(unable).drafted).tolist() == [count - 1]
+def learned_of(planner: Planner) -> dict[str, Any]:
+    """Return all that a planner has learned."""
+    return {name: state_of(getattr(planner, name)) for name in ("blocks", "texts", "costs")}
+
+
+@pytest.mark.parametrize("due", [False, True])
+@pytest.mark.parametrize("of", ["V1", "V2"])
+def test_planning_learns_nothing(of: str, due: bool) -> None:
+    """Whoever is asked twice gives the same answer, and a plan that comes true proves nothing."""
+    ours = ToldPlanner(0.9, 0.8, v2=v2() if of == "V2" else None, most_free=6)
+    ours.plans([2, 2, 2])  # rows for the requests
+    step = step_of(names(3), np.array([2, 0, 1]), np.array([1, 0, 1]))
+    step.context_lens, step.target_seconds = np.full(3, 10), 0.015
+    ours.observe(step)
+    one = np.ones(1, np.int64)
+    ours.blocks.observe_outcomes(0 * one, np.full((1, 2), 0.7), one, one)
+    ours.probes.due = ours.checks.due = due
+    three = np.full(3, 3)
+    before = learned_of(ours)
+    assert {"verify", "draft", "context", "attention"} < before["costs"].keys()
+    for _ in range(3):
+        ours.plans([2, 0, 2], predicted=Predicted(three, three, 0 * three, 0 * three))
+    np.testing.assert_equal(learned_of(ours), before)

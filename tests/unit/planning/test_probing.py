@@ -1,61 +1,205 @@
-"""When to probe, with numbers that are powers of two where possible."""
+"""When a step goes against the plan, for whom, and at what price."""
 
-from itertools import count
+from __future__ import annotations
+
+from itertools import count as numbers
+from typing import Any
 
 import numpy as np
 import pytest
 
-from support.planner_world import names, step_of
-from vllm_dflash.planning.probes import PlainChecks, ProbeSchedule
+from support.planner_world import names, step_of, straight_costs
+from support.told_planner import ToldPlanner, v2
+from vllm_dflash.planning.costs import Attention
+from vllm_dflash.planning.planner import LEAST_LOST, MOST_LOST, Planner
+from vllm_dflash.planning.probes import (
+    FIRST_SHARE,
+    LEAST_SHARE,
+    PROBE_LENGTH,
+    PROBE_SHARE,
+    Probes,
+)
+
+USELESS = (0.01, 0.0, 0.0, 0.0)
 
 
 def test_probes_spend_the_saved_share_of_the_time() -> None:
     """1.5% at first: a probe of 3 ms after 200 ms, and not a step earlier."""
-    probes = ProbeSchedule()
-    due = [probes.is_due(0.05, 0.00299, is_close=False) for _ in range(4)]
+    probes = Probes()
+    due = [probes.are_due(0.05, 0.00299) for _ in range(4)]
     assert due == [False, False, False, True]
     assert probes.saved == 0.0
 
 
 def test_the_share_halves_with_every_probe_and_ends_at_two_thousandths() -> None:
-    probes = ProbeSchedule()
+    probes = Probes()
     shares = []
     for _ in range(5):
         shares.append(probes.share)
-        assert probes.is_due(1000.0, 0.001, is_close=False)
+        assert probes.are_due(1000.0, 0.001)
     assert shares == pytest.approx([0.015, 0.0075, 0.00375, 0.002, 0.002])
+    assert FIRST_SHARE / 8 < LEAST_SHARE == 0.002
+    probes.restart()
+    assert probes.share == FIRST_SHARE
+
+
+def test_what_was_never_measured_is_saved_for_at_the_first_share() -> None:
+    probes = Probes(share=LEAST_SHARE)
+    assert not probes.are_due(1.0, 1.0)
+    assert probes.saved == pytest.approx(0.002)
+    assert not probes.are_due(1.0, 1.0, is_new=True)
+    assert probes.saved == pytest.approx(0.017)
+    assert probes.share == LEAST_SHARE
+
+
+def verified(ours: Planner, request: int) -> None:
+    """Have a request's drafts verified in a step of its own, unsuccessfully."""
+    rows = ours._rows(names(8))[[request]]
+    ours.blocks.step += 1
+    ours.blocks.observe_drafts(rows, np.full((1, 4), 0.01))
+    one = np.ones(1, np.int64)
+    ours.blocks.observe_outcomes(rows, np.full((1, 4), 0.01), one, 0 * one)
+
+
+@pytest.mark.parametrize("of", ["V1", "V2"])
+def test_who_was_never_measured_is_probed_first_then_who_was_longest_ago(of: str) -> None:
+    ours = ToldPlanner(*USELESS, v2=v2() if of == "V2" else None)
+    ours.probes.due = True
+    for request in (7, 1, 4, 0, 6, 3):
+        verified(ours, request)
+    probed = []
+    for _ in range(9):
+        plan = ours.plans([4] * 8)
+        assert plan.is_probe
+        chosen = np.flatnonzero(plan.drafted if of == "V1" else plan.lengths)
+        assert len(chosen) == 1
+        probed += chosen.tolist()
+        verified(ours, probed[-1])
+    assert probed == [2, 5, 7, 1, 4, 0, 6, 3, 2]
+
+
+def test_who_is_drafted_anyway_is_not_probed() -> None:
+    """The second one pays, so the others are probed beside it."""
+    ours = ToldPlanner(*USELESS)
+    rows = ours._rows(names(3))
+    ours.blocks.curves[rows[1]] = 0.95, 0.9, 0.85, 0.8
+    ours.blocks.num_observed[rows] = 1
+    assert ours.plans([4] * 3).drafted.tolist() == [False, True, False]
+    ours.probes.due = True
+    plan = ours.plans([4] * 3)
+    assert plan.drafted.tolist() == [True, True, False]
+    assert plan.rate > 1000 * 3 / 13
+    assert ours.probes.restarts == 0
+    # With nobody left out there is nothing to find out, until someone is.
+    ours.blocks.curves[rows] = 0.95, 0.9, 0.85, 0.8
+    assert not ours.plans([4] * 3).is_probe
+    assert ours.probes.restarts == 1
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(1, 1), (15, 1), (16, 2), (33, 3), (64, 5)], ids=str)
+def test_a_probe_takes_one_request_and_one_more_for_sixteen(count: int, chosen: int) -> None:
+    assert PROBE_SHARE == 16
+    ours = ToldPlanner(*USELESS)
+    ours.probes.due = True
+    plan = ours.plans([4] * count)
+    assert np.flatnonzero(plan.drafted).tolist() == list(range(chosen))
+    assert (plan.width, plan.min_verified, plan.is_probe) == (4, PROBE_LENGTH, True)
+    # Only those who can use drafts.
+    assert np.flatnonzero(ours.plans([0] * (count - 1) + [4]).drafted).tolist() == [count - 1]
+
+
+def test_a_probe_costs_what_its_own_requests_take() -> None:
+    """Four requests. One is at its limit; of the others only the third was never measured."""
+    ours = ToldPlanner(*USELESS, costs=straight_costs(Attention(draft=1e-6, block=2e-6)))
+    rows = ours._rows(names(4))
+    ours.blocks.last_step[rows[[0, 1, 3]]] = 1
+    lens, waiting = [100, 50_000, 2_000, 300], np.array([9, 1, 64, 700])
+    ours.plans([4, 0, 4, 4], lens, waiting=waiting, steps=5)
+    ((passed, lost, is_new),) = ours.probes.asked
+    # 5 rows to draft, 3 more to verify, a row a step to store; and its context is read for them.
+    assert lost == pytest.approx((1.75 + 4 + 3 + 3 * 2 + 0.25) / 1000)
+    assert passed == pytest.approx(5 * 0.014)
+    assert is_new
+    ours.probes.due = True
+    assert ours.plans([4, 0, 4, 4], lens).drafted.tolist() == [False, False, True, False]
+    ours.blocks.num_observed[rows] = 1
+    ours.plans([4, 0, 4, 4], lens)
+    assert not ours.probes.asked[-1][2]
 
 
 @pytest.mark.parametrize(
-    ("share", "is_close", "saved"),
-    [(0.002, False, 0.002), (0.002, True, 0.005), (0.015, True, 0.015)],
+    ("rules", "choices", "count", "lengths"),
+    [
+        ({}, (1, 2, 3, 4), 8, [3] + [0] * 7),
+        ({"ragged_seconds": 1.0}, (1, 4), 8, [4] * 8),
+        ({"ragged_seconds": 1.0}, (7,), 1, [4]),
+    ],
 )
-def test_where_drafting_nearly_pays_the_share_is_five_thousandths_at_least(
-    share: float, is_close: bool, saved: float
+def test_on_v2_a_probe_drafts_all_and_verifies_some(
+    rules: dict[str, Any], choices: tuple[int, ...], count: int, lengths: list[int]
 ) -> None:
-    probes = ProbeSchedule(share=share)
-    assert not probes.is_due(1.0, 1.0, is_close=is_close)
-    assert probes.saved == pytest.approx(saved)
-    assert probes.share == share
+    """Where one length for all is worth more than individual ones, all have it verified."""
+    planner = ToldPlanner(*USELESS, v2=v2(*choices, **rules))
+    assert not planner.plans([4] * count).runs_block
+    ((passed, lost, _),) = planner.probes.asked
+    assert passed == pytest.approx((10 + count) / 1000)
+    assert lost == pytest.approx((sum(lengths) + (2 + 5 * count) / 4) / 1000)
+    planner.probes.due = True
+    plan = planner.plans([4] * count)
+    assert (plan.runs_block, plan.drafted.all(), plan.lengths.tolist()) == (True, True, lengths)
+    assert plan.is_probe
+    assert planner.plans([1] * count).lengths.max() == 1
 
 
-def test_plain_decoding_is_checked_more_often_where_it_is_faster_than_expected() -> None:
-    """Such a check is no accident of the batch: others follow until the estimate is right."""
+# --- plain decoding -------------------------------------------------------------------------------
 
-    def steps_until_due(checks: PlainChecks) -> int:
-        return next(step for step in count(1) if checks.are_due(4, 1.2))
 
-    checks, plain = PlainChecks(8), step_of(names(4), np.zeros(4, int), np.zeros(4, int))
-    drafted = step_of(names(4), np.ones(4, int), np.zeros(4, int))
-    for _ in range(20):
-        checks.note(plain, 0.01, 0.01)
-    seldom = steps_until_due(checks)
-    assert seldom > 50
-    checks.note(drafted, 0.005, 0.01)  # tells nothing about steps without drafts
-    checks.note(plain, 0.0094, 0.01)
-    assert steps_until_due(checks) == seldom
-    checks.note(plain, 0.0092, 0.01)
-    assert steps_until_due(checks) < seldom / 3
-    for _ in range(5):
-        checks.note(plain, 0.0092, 0.01)
-    assert steps_until_due(checks) <= 3
+@pytest.mark.parametrize("of", ["V1", "V2"])
+def test_where_drafting_pays_plain_decoding_is_measured_now_and_then(of: str) -> None:
+    ours = ToldPlanner(0.9, 0.8, v2=v2() if of == "V2" else None)
+    pays = ours.plans([2, 2])
+    assert not pays.is_probe
+    ((passed, lost, is_new),) = ours.checks.asked
+    assert passed == pytest.approx(0.012)
+    assert lost == pytest.approx((pays.speedup - 1) * 0.012)
+    assert is_new
+    ours.checks.due = True
+    plan = ours.plans([2, 2])
+    assert (plan.runs_block, plan.is_probe, plan.lengths.any()) == (False, True, False)
+    assert plan.speedup == ours.speedup == pays.speedup
+    step = step_of(names(2), np.zeros(2, int), np.zeros(2, int))
+    step.target_seconds, step.context_lens = 0.012, np.array([10, 10])
+    ours.observe(step)
+    ours.plans([2, 2])
+    assert not ours.checks.asked[-1][2]
+
+
+@pytest.mark.parametrize(("gain", "lost"), [(0.3, LEAST_LOST), (1.0, MOST_LOST)])
+def test_the_price_of_that_is_limited(gain: float, lost: float) -> None:
+    """What seems to pay hardly may not pay, and what seems to pay ten times over may pay less."""
+    ours = ToldPlanner(*[gain] * 7)
+    ours.plans([1 if gain < 1 else 7])
+    assert ours.checks.asked[0][1] == pytest.approx(lost * 0.011)
+
+
+def test_where_nothing_pays_it_is_measured_anyway() -> None:
+    ours = ToldPlanner(*USELESS)
+    ours.checks.due = True
+    assert not ours.plans([4, 4]).is_probe
+    assert ours.checks.asked == []
+
+
+def test_of_a_batch_that_was_never_seen_plain_decoding_is_soon_measured() -> None:
+    """And seldom afterwards."""
+    ours = ToldPlanner(0.9, 0.8)
+    ours.checks = Probes(share=LEAST_SHARE)  # type: ignore[assignment]
+
+    def steps_until_plain() -> int:
+        return next(number for number in numbers(1) if not ours.plans([2, 2]).runs_block)
+
+    first = steps_until_plain()
+    step = step_of(names(2), np.zeros(2, int), np.zeros(2, int))
+    step.target_seconds, step.context_lens = 0.012, np.array([10, 10])
+    ours.observe(step)
+    assert first < 40
+    assert steps_until_plain() > 5 * first

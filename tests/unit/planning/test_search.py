@@ -1,52 +1,228 @@
-"""Which drafts to verify, against a search of all possibilities."""
+"""Which step is best, against a search of all possibilities."""
 
+from __future__ import annotations
+
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dflash.planning.search import cut_chains
+from support.planner_world import curve, straight, straight_costs
+from vllm_dflash.planning import Floats, Ints
+from vllm_dflash.planning.costs import Attention, StepCosts
+from vllm_dflash.planning.objective import price_of, rate_of, worth_of
+from vllm_dflash.planning.search import (
+    CATCH_UP_STEPS,
+    Batch,
+    best_drafted,
+    best_first,
+    best_lengths,
+)
+from vllm_dflash.planning.step import Plan
 
+WIDTH = 3
 # Few different values, so that ties are common.
 rates = st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
-chains = st.lists(st.lists(rates, min_size=3, max_size=3), min_size=1, max_size=3)
-steps = st.lists(st.floats(0, 1), min_size=9, max_size=9)
-prices = st.floats(0, 5)
+chains = st.lists(st.lists(rates, min_size=WIDTH, max_size=WIDTH), min_size=1, max_size=3)
+contexts = st.lists(st.sampled_from([0, 500, 20_000]), min_size=3, max_size=3)
+steps = st.lists(st.floats(0, 1), min_size=12, max_size=12)
+BOTH = pytest.mark.parametrize("fair", [False, True], ids=["throughput", "fair"])
 
 
+def costs_of(increments: list[float], attention: Attention) -> StepCosts:
+    """Return costs whose rows take 10 ms, and any time for each more."""
+    verify = 10.0 + np.concatenate([[0.0], np.cumsum(increments)])
+    points = dict(zip(range(1, len(verify) + 1), verify.tolist(), strict=True))
+    return StepCosts(curve(points), straight(0.5, 0.25), straight(0.2, 0.05), 8, attention)
+
+
+def all_lengths(limits: list[int]) -> Ints:
+    return np.array([*product(*(range(limit + 1) for limit in limits))])
+
+
+def summed(worth: Floats, lengths: Ints) -> float:
+    return float(sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True)))
+
+
+def plain_of(costs: StepCosts, count: int, context: float, fair: bool) -> Plan:
+    seconds = costs.plain(count, context)
+    price = price_of(count, count / seconds, seconds, fair)
+    lengths = np.zeros(count, np.int64)
+    return Plan.without_block(count, lengths=lengths, price=price, rate=count / seconds)
+
+
+@BOTH
+@given(chains, contexts, steps, st.sampled_from([0.0, 1e-6, 1e-5]), st.floats(0, 500))
+def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
+    fair: bool,
+    conditional: list[list[float]],
+    lens: list[int],
+    increments: list[float],
+    reading: float,
+    price: float,
+) -> None:
+    """Compared with every combination of lengths, for every number of rows."""
+    worth = worth_of(np.array(conditional).cumprod(axis=1), fair)
+    count, context = len(worth), np.array(lens[: len(worth)])
+    costs = costs_of(increments, Attention(draft=reading))
+    requests, gain, seconds = best_first(costs, worth, context, price)
+    each = all_lengths([WIDTH] * count)
+    gains = np.array([summed(worth, one) for one in each])
+    times = np.array(
+        [
+            float(costs.target(count, count + one.sum(), context.sum(), one @ context))
+            for one in each
+        ]
+    )
+    for n in range(len(requests) + 1):
+        lengths = np.bincount(requests[:n], minlength=count)
+        assert gain[n] == pytest.approx(summed(worth, lengths))
+        is_one = (each == lengths).all(axis=1)
+        assert seconds[n] == pytest.approx(times[is_one][0])
+        as_many = each.sum(axis=1) == n
+        assert gain[n] - price * seconds[n] >= (gains - price * times)[as_many].max() - 1e-9
+    assert (gain - price * seconds).max() >= (gains - price * times).max() - 1e-9
+
+
+def test_of_equals_the_first_come_first() -> None:
+    worth = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
+    requests, gain, _ = best_first(straight_costs(), worth, np.zeros(3, np.int64), 0.0)
+    assert requests.tolist() == [1, 0, 0, 1, 2, 2]
+    assert gain.tolist() == pytest.approx([0, 0.9, 1.4, 1.9, 2.4, 2.9, 3.4])
+    nothing = best_first(straight_costs(), np.zeros((2, 0)), np.zeros(2, np.int64), 1.0)
+    assert [one.tolist() for one in nothing] == [[], [0.0], [0.012]]
+
+
+def batch_of(blocks: Floats, **fields: Any) -> Batch:
+    """Return a batch whose requests can use all drafts, and have no texts."""
+    count, width = blocks.shape
+    zeros = np.zeros(count, np.int64)
+    batch = Batch(zeros, zeros + width, zeros, np.zeros((count, 0)), blocks, np.ones_like(blocks))
+    return batch._replace(**fields)
+
+
+@BOTH
 @given(
     chains,
-    st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    st.lists(st.integers(0, WIDTH), min_size=3, max_size=3),
     steps,
-    prices,
-    st.lists(st.floats(0, 0.5), min_size=3, max_size=3),
+    st.sets(st.integers(1, WIDTH)),
+    st.sampled_from([0.0, 0.0005, 0.005]),
+    st.sampled_from([0.0, 0.002]),
 )
-def test_chains_are_cut_where_it_is_best(
+def test_lengths_are_the_best_of_all(
+    fair: bool,
     conditional: list[list[float]],
-    limits: list[int],
+    most: list[int],
     increments: list[float],
-    price: float,
-    tolls: list[float],
+    allowed: set[int],
+    ragged_seconds: float,
+    drafting: float,
 ) -> None:
-    """Compared with every combination of lengths. A request's drafts may have a cost of their own,
-    and be worth less than nothing."""
-    survival = np.cumprod(np.array(conditional), axis=1)
-    survival -= np.array(tolls[: len(survival)])[:, None]
-    limit = np.array(limits[: len(survival)])
-    seconds = np.concatenate([[0.0], np.cumsum(increments)])[: limit.sum() + 1]
-    lengths = cut_chains(survival, limit, seconds, price)
-    assert (lengths <= limit).all()
+    survival = np.array(conditional).cumprod(axis=1)
+    count, limits = len(survival), np.array(most[: len(survival)])
+    worth = np.where(np.arange(WIDTH) < limits[:, None], worth_of(survival, fair), 0.0)
+    costs, alike = costs_of(increments, Attention()), np.array(sorted(allowed), np.int64)
+    batch, otherwise = batch_of(worth, limits=limits), plain_of(costs, count, 0.0, fair)
+    same = {tuple(np.minimum(one, limits).tolist()) for one in alike.tolist()}
 
-    def value(combination: tuple[int, ...]) -> float:
-        gain = sum(survival[row, :length].sum() for row, length in enumerate(combination))
-        return float(gain - price * seconds[sum(combination)])
+    def rate(lengths: Ints) -> tuple[float, float]:
+        more = 0.0 if tuple(lengths.tolist()) in same else ragged_seconds
+        seconds = float(costs.target(count, count + lengths.sum())) + drafting + more
+        return float(rate_of(count, summed(worth, lengths), seconds, fair)), seconds
 
-    best = max(value(lengths) for lengths in product(*(range(n + 1) for n in limit)))
-    assert value(tuple(lengths)) >= best - 1e-9
+    found = best_lengths(batch, worth, otherwise, costs, fair, drafting, alike, ragged_seconds)
+    assert (found.lengths <= limits).all()
+    own, seconds = rate(found.lengths)
+    assert found.rate == pytest.approx(own)
+    assert found.price == pytest.approx(price_of(count, own, seconds, fair))
+    assert own == pytest.approx(max(rate(one)[0] for one in all_lengths(limits.tolist())))
 
 
-def test_of_equals_the_first_are_chosen_and_no_more_than_pay() -> None:
-    worth = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
-    seconds = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])  # three are free
-    assert cut_chains(worth, np.full(3, 2), seconds, 1.0).tolist() == [2, 1, 0]
+@BOTH
+@given(
+    chains,
+    steps,
+    st.integers(1, 3),
+    st.sampled_from([0, 1000]),
+    st.lists(st.floats(0.0, 1.0), min_size=WIDTH, max_size=WIDTH),
+)
+def test_who_is_drafted_and_how_wide_is_the_best_of_all(
+    fair: bool,
+    conditional: list[list[float]],
+    increments: list[float],
+    most: int,
+    context: int,
+    shares: list[float],
+) -> None:
+    """Every subset of requests that gain differently and cost alike, with every width."""
+    blocks = worth_of(np.array(conditional).cumprod(axis=1), fair)
+    count, attention = len(blocks), Attention(1e-6, 1e-6, 2e-6)
+    costs, lens = costs_of(increments, attention), np.full(count, context)
+    kept = np.tile(np.sort(shares)[::-1], (count, 1))
+    batch = batch_of(blocks, context_lens=lens, kept=kept)
+    free = plain_of(costs, count, count * context, fair)
+
+    def rate(drafted: Ints, width: int) -> tuple[float, float]:
+        number, verified = drafted.sum(), kept[0, :width].sum() * drafted.sum()
+        total = count * context
+        seconds = float(costs.target(count, count + verified, total, verified * context))
+        seconds += float(costs.block(number * (1 + width), number * context))
+        seconds += float(costs.context.at(number))
+        gain = float((blocks[:, :width].sum(axis=1) * drafted).sum())
+        return float(rate_of(count, gain, seconds, fair)), seconds
+
+    found = best_drafted(costs, batch, free, np.array([1, 2, 3]), most, fair)
+    assert 1 <= found.drafted.sum() <= most
+    own, seconds = rate(found.drafted.astype(int), found.width)
+    assert found.rate == pytest.approx(own)
+    assert found.price == pytest.approx(price_of(count, own, seconds, fair))
+    subsets = [one for one in all_lengths([1] * count) if 1 <= one.sum() <= most]
+    best = max(rate(one, width)[0] for one in subsets for width in (1, 2, 3))
+    assert own == pytest.approx(best)
+
+
+def drafted_of(
+    batch: Batch, costs: StepCosts | None = None, free: Plan | None = None
+) -> list[bool]:
+    costs = costs or straight_costs()
+    count = len(batch.limits)
+    free = free or plain_of(costs, count, float(batch.context_lens.sum()), False)
+    return best_drafted(costs, batch, free, np.array([1, 2, 3]), count, False).drafted.tolist()
+
+
+GOOD = np.tile([0.95, 0.9, 0.85], (3, 1))
+
+
+def test_who_can_use_no_draft_is_not_drafted() -> None:
+    assert drafted_of(batch_of(GOOD)) == [True] * 3
+    assert drafted_of(batch_of(GOOD, limits=np.array([3, 0, 3]))) == [True, False, True]
+
+
+def test_a_request_with_a_better_text_keeps_it() -> None:
+    """The step without blocks has all three of its text's drafts verified."""
+    texts = np.zeros((3, 5))
+    texts[1] = 0.99 ** np.arange(1, 6)
+    free = plain_of(straight_costs(), 3, 0.0, False)
+    free = replace(free, lengths=np.array([0, 5, 0]))
+    assert drafted_of(batch_of(GOOD, texts=texts), free=free) == [True, False, True]
+
+
+def test_who_reads_a_long_context_for_its_drafts_comes_last() -> None:
+    costs = straight_costs(Attention(draft=5e-7))
+    lens = np.array([200, 200_000, 200])
+    assert drafted_of(batch_of(GOOD, context_lens=lens), costs) == [True, False, True]
+
+
+def test_who_has_much_to_catch_up_is_drafted_if_that_pays_within_some_steps() -> None:
+    """Storing context takes 0.05 ms a row, and is spread over 64 steps."""
+    waiting = np.array([0, 40 * CATCH_UP_STEPS, 0])
+    assert drafted_of(batch_of(GOOD)) == [True] * 3
+    assert drafted_of(batch_of(GOOD, waiting=waiting)) == [True] * 3
+    worse = GOOD * np.array([[1.0], [0.9], [1.0]])
+    assert drafted_of(batch_of(worse)) == [True] * 3
+    assert drafted_of(batch_of(worse, waiting=4 * waiting)) == [True, False, True]

@@ -12,8 +12,7 @@ from vllm.platforms import current_platform
 from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions
 from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 from vllm_dflash.vllms_own import SWITCH_OFF
 
 ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32

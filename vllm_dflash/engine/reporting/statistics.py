@@ -128,7 +128,7 @@ class DraftStatistics:
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
         self.observe_lengths(blocks, could_draft=step.could_draft)
-        self.probes += plan.is_probe
+        self.probes += plan.is_probe and plan.runs_block
         self.nan_drafts += step.nan_drafts
         self.observe_time(step, estimate)
 

@@ -10,12 +10,14 @@ After the target, in order (`HostStep.run`):
     choose     block or free drafts, and how many of them to verify      (planning/planner.py)
     hand over  drafts to the scheduler, as lists of tokens               (message.py)
 
-A plan without blocks also applies to the next few steps; free drafts are still considered there.
+A plan also applies to the next few steps, if planning takes long beside them (`cadence.py`).
 `proposer.py` gets a step's inputs, arrays and tensors, from vLLM.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ import torch
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.agreement import from_rank_0
 from vllm_dflash.engine.block_layout import block_inputs, draft_limits, kept_rows
+from vllm_dflash.engine.cadence import SOON, Cadence
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1.backlog import ContextBacklog
@@ -74,15 +77,18 @@ class FixedLength:
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
-    def plan(self, step: StepRecord) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
         """Draft for every request that can use drafts."""
-        width = min(self.max_draft, int(step.limits.max(initial=0)))
-        return Plan(step.limits > 0, width, price=0.0, speedup=1.0)
+        width = min(self.max_draft, int(limits.max(initial=0)))
+        return Plan(limits > 0, width)
 
-    def decide_lengths(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         """Verify all drafts of the blocks."""
         lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
+
+    def learn_drafts(self, step: StepRecord) -> None:
+        """Do nothing."""
 
     def observe(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
@@ -117,8 +123,12 @@ class HostStep:
         scheduler may make a request wait for several steps."""
         self._last = StepRecord((), np.zeros(0, np.int64))
         """The previous step."""
-        self._skip_steps = 0
-        """Number of next steps that need no new plan, as long as the batch stays the same."""
+        self._cadence = Cadence()
+        self._skip_steps = self._since_plan = self._watched_steps = 0
+        """Number of next steps that need no new plan, as long as the batch stays the same; of those
+        since the last new one; and of those to plan in any case, after a probe."""
+        self._plan_seconds = 0.0
+        """Time that the last new plan took."""
 
     def begin_step(self, admitted: set[str], ended: set[str]) -> None:
         """Prepare for a step that is about to run.
@@ -138,18 +148,17 @@ class HostStep:
         """
         self._count_outcome(step)
         self._keep_context(step, batch)
-        self._rest_if_planned(step)
         self._look_up(step, batch)
-        if not step.is_resting:
-            self._limit(step, batch)
-        block = NO_BLOCKS
-        if not step.is_resting or step.predicted is not None:
+        self._repeat_plan(step)
+        self._limit(step, batch)
+        if not step.repeats_plan:
             self._plan(step)
-            if step.plan.width:
-                self._catch_up(step, batch)
-                block = self._run_block(step, batch)
-            if step.plan.width or step.plan.uses_text:
-                self._choose(step, block)
+        block = NO_BLOCKS
+        if step.plan.width:
+            self._catch_up(step, batch)
+            block = self._run_block(step, batch)
+        if step.plan.width or step.has_text:
+            self._choose(step, block)
         return self._hand_over(step, block)
 
     def end(self, step: StepRecord) -> None:
@@ -159,8 +168,12 @@ class HostStep:
         held = self._clock.finish(step, hold=is_skipping)
         if held is not None:
             self.statistics.compare(held, self.planner.observe(held))
-        with step.timing("planning"):
-            estimate = self.planner.observe(step)
+        estimate = None
+        if not (step.repeats_plan and step.verified.any()):  # others are the mean of held ones
+            with step.timing("planning"):
+                estimate = self.planner.observe(step)
+        if not step.repeats_plan:
+            self._cadence.observe(self._plan_seconds, step.seconds)
         self.statistics.observe(step, estimate)
 
     # --- the parts of a step, in their order ------------------------------------------------------
@@ -193,16 +206,6 @@ class HostStep:
             take = self.backlog.store_new if goes_on else self.backlog.add
             step.context_rows = take(*kept)
 
-    def _rest_if_planned(self, step: StepRecord) -> None:
-        """Skip drafting if an earlier plan covers this step, too."""
-        if not self._skip_steps or step.ids != self._last.ids:
-            self._skip_steps = 0
-            return
-        self._skip_steps -= 1
-        step.plan = Plan.without_block(step.num_requests)
-        step.could_draft = self._last.could_draft
-        step.is_resting = True
-
     def _look_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Look up free drafts, and how many tokens of the last look-up were right."""
         if self.free_drafts is None:
@@ -217,22 +220,62 @@ class HostStep:
         if found.lengths.any() or found.known.any():
             step.predicted = found
 
+    def _repeat_plan(self, step: StepRecord) -> None:
+        """Repeat the last plan if it still holds; else learn from the drafts that were verified."""
+        self._since_plan += 1
+        if self._skip_steps and step.ids == self._last.ids:
+            self._skip_steps -= 1
+            step.plan = replace(self._last.plan, is_probe=False, min_verified=0)
+            step.repeats_plan = True
+            return
+        self._learn(step)
+
+    def _learn(self, step: StepRecord) -> None:
+        """Learn from the drafts that were verified, before a new plan."""
+        self._skip_steps, before = 0, step.planning_seconds
+        with step.timing("planning"):
+            self.planner.learn_drafts(step)
+        self._plan_seconds = step.planning_seconds - before
+
     def _limit(self, step: StepRecord, batch: TargetBatch) -> None:
         """Find how many drafts of a block each request can use, and its waiting context."""
+        if step.repeats_plan and not step.plan.width:
+            step.could_draft = self._last.could_draft
+            return
         step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
         step.could_draft = bool(step.limits.any())
-        if self.backlog is not None:
+        if step.repeats_plan:  # requests that have come to their end are not drafted any more
+            step.plan = replace(step.plan, drafted=step.plan.drafted & (step.limits > 0))
+            if not step.plan.drafted.any():
+                step.repeats_plan = False
+                self._learn(step)
+        if not step.repeats_plan and self.backlog is not None:
             with step.timing("planning"):
                 table = batch.block_table.numpy()
                 step.waiting = self.backlog.count(table, step.context_lens)
 
     def _plan(self, step: StepRecord) -> None:
         """Plan which requests to draft and how wide; the same on every rank."""
+        steps, self._since_plan, before = self._since_plan, 0, step.planning_seconds
         with step.timing("planning"):
-            plan = self.planner.plan(step)
+            plan = self.planner.plan(
+                step.ids,
+                step.context_lens,
+                step.limits,
+                predicted=step.predicted,
+                waiting=step.waiting,
+                steps=steps,
+            )
+        self._plan_seconds += step.planning_seconds - before
+        if plan.is_probe:
+            self._watched_steps = SOON
+        elif self._watched_steps:
+            self._watched_steps -= 1
+        elif step.decoding.all() and not self.planner.agrees_across_ranks:
+            # Otherwise another request can be drafted with the next step, or there is no clock.
+            plan = replace(plan, holds_for=self._cadence.interval() - 1)
         step.plan = plan if self.planner.agrees_across_ranks else from_rank_0(plan)
-        if not step.plan.width and not step.is_resting:
-            self._skip_steps = step.plan.holds_for
+        self._skip_steps = step.plan.holds_for
 
     def _catch_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the waiting context of the requests to draft."""
@@ -269,10 +312,10 @@ class HostStep:
         step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())
         step.nan_drafts -= int(usable.sum())
         step.limits = usable
-        if step.plan.uses_text:
+        if step.has_text:
             self._compare(step, block)
         with step.timing("planning"):
-            step.lengths, step.from_text = self.planner.decide_lengths(step, block.confidence)
+            step.lengths, step.from_text = self.planner.choose(step, block.confidence)
         if not self.planner.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
 

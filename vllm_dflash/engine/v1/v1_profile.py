@@ -74,7 +74,7 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     parts = {max(block_rows // 4, 2), max(block_rows // 2, 2)}
     blocks = sorted(parts | {n for each in POWERS if (n := block_rows * each) <= most})
     contexts = [rows for rows in POWERS if rows <= most]
-    return StepCosts.of(
+    return StepCosts(
         measure_curve(lambda rows: verify(rows, near), profiled_rows(max_requests, reach)),
         measure_curve(lambda rows: draft(rows, near), blocks, before=target),
         measure_curve(store, contexts, share=0.5, before=target),

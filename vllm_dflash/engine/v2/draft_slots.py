@@ -1,24 +1,19 @@
-"""Device state of drafts: written by one kernel, read by the next.
-
-The host gets the outcomes some steps later, and sends back the acceptance rates that it learns.
-"""
+"""Device state of drafts: written by one kernel, read by the next."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.planning import Floats
-from vllm_dflash.planning.chances import CONFIDENCE_KNOTS, TRUST, Chances
+from vllm_dflash.planning.acceptance import TRUST
 
 HEAD = 6
 """Columns of a slot's record before those of its drafts: their source (`Outcomes.source`); tokens
 that the text matched, plus `AGREEMENT` for each leading draft that the block has as well (0: the
-text predicts nothing); and the biases: expected and accepted tokens, decayed, of blocks and then of
-texts."""
+text predicts nothing); and what the biases are made of, decayed: a block's drafts expected to be
+accepted, and accepted; a text's expected to be rejected, and rejected."""
 
 
 class Batch(NamedTuple):
@@ -74,10 +69,9 @@ class DraftSlots:
         self.width = width
         # After the HEAD columns, K columns each:
         # - the drafter's confidence in its last block (-1: not finite);
-        # - survival of the block's drafts, and of the text's: the chance that all drafts up to this
-        #   one are accepted, not corrected by bias;
+        # - the confidence in what the text predicts (`TRUST`);
         # - the text's tokens, which float32 holds exactly up to 2^24.
-        self.records = torch.zeros(num_slots, HEAD + 4 * width, device=device)
+        self.records = torch.zeros(num_slots, HEAD + 3 * width, device=device)
         # Biases of all requests together, of blocks and of texts.
         self.overall = torch.zeros(2, 2, device=device)
         # What each request of a step adds to them (`grading.py`).
@@ -86,11 +80,8 @@ class DraftSlots:
         # start: of blocks, and of texts. Also as they were before the newest step, which is what
         # the host is sent: the next step may be counted while they are copied.
         self.counts, self.counts_before = torch.zeros(2, 2, 4, dtype=torch.int64, device=device)
-        fresh = Chances.of(width, 0).rates
-        tables = (np.stack((fresh, fresh)), TRUST, CONFIDENCE_KNOTS)
-        self.rates, self.trust, self.knots = (
-            torch.tensor(table, dtype=torch.float32, device=device) for table in tables
-        )  # [2, K, knots], [512], [knots]
+        # Confidence in what follows a match of so many tokens, [512].
+        self.trust = torch.tensor(TRUST, dtype=torch.float32, device=device)
 
     def forget(self, slots: torch.Tensor) -> None:
         """Clear slots that go to new requests, [N] int64, on the device."""
@@ -101,12 +92,3 @@ class DraftSlots:
         self.records.zero_()
         self.overall.zero_()
         self.counts.zero_()
-
-    def set_rates(self, block: Floats, text: Floats) -> None:
-        """Set the acceptance rates of drafts from blocks and from texts, [K, knots] each, without
-        waiting for the device."""
-        found = torch.from_numpy(np.stack((block, text)).astype(np.float32))
-        if self.rates.is_cuda:
-            # New pinned memory each time: PyTorch reuses it only after the copy.
-            found = found.pin_memory()
-        self.rates.copy_(found, non_blocking=True)

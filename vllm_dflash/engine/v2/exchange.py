@@ -20,16 +20,7 @@ from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.step import NO_DRAFTS, Learned
-
-
-class WorkerUpdate(NamedTuple):
-    """What workers are told now and then."""
-
-    learned: Learned | None
-    """Acceptance rates for chances from now on; None: lengths are not planned."""
-    counted: dict[str, Any]
-    """What only the scheduler counts (`DraftStatistics.of_planning`), for `dflash_stats`."""
+from vllm_dflash.planning.step import NO_DRAFTS
 
 
 class StepPlan(NamedTuple):
@@ -50,7 +41,9 @@ class StepPlan(NamedTuple):
     """Whether it was planned anew, so that its output is learned from; else a plan is repeated."""
     reports: bool = True
     """Whether workers send what became of the drafts that this step verifies."""
-    update: WorkerUpdate | None = None
+    counted: dict[str, Any] | None = None
+    """What only the scheduler counts (`DraftStatistics.of_planning`), for `dflash_stats`: now and
+    then."""
 
     @classmethod
     def of(

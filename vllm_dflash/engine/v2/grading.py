@@ -16,7 +16,7 @@ from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.config.engine_options import TREE_CUTS
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
-from vllm_dflash.planning.chances import GLOBAL_MEMORY, REQUEST_MEMORY
+from vllm_dflash.planning.acceptance import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, COUNTS, NO_DRAFTS, TEXT
 
 OUTCOME_COLUMNS = COUNTS + len(TREE_CUTS)
@@ -27,10 +27,10 @@ TILE = 128
 
 
 @triton.jit
-def _learn(bias, sums, is_graded, survival, accepted, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _learn(bias, sums, is_graded, expected, came, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Update a request's bias, and write to `sums` what the bias of all requests learns: 1, then
-    expected and accepted drafts; zeros if nothing is graded."""
-    graded, expected, came = is_graded.to(tl.float32), tl.sum(survival, axis=0), accepted
+    what was expected of its drafts, [K], and what came; zeros if nothing is graded."""
+    graded, expected = is_graded.to(tl.float32), tl.sum(expected, axis=0)
     came = tl.where(is_graded, came, 0).to(tl.float32)
     fading = tl.where(is_graded, MEMORY, 1.0)
     tl.store(bias, fading * tl.load(bias) + expected)
@@ -104,7 +104,7 @@ def _grade(  # type: ignore[no-untyped-def]
     num_rejected,  # [R]
     texts,  # [S, L]
     text_lens,  # [S]
-    records,  # [S, HEAD + 4 * K]
+    records,  # [S, HEAD + 3 * K]
     sums,  # [max R, 2, 3]: out, for blocks and for texts, see `_learn`
     outcomes,  # [max R, COLUMNS + K]
     chains,  # [max R, 2 + CUTS] or None
@@ -138,7 +138,7 @@ def _grade(  # type: ignore[no-untyped-def]
         each = tl.arange(0, 8)
         tl.store(counts_before + each, tl.load(counts + each))
     end = tl.load(text_lens + slot)
-    record = records + slot * (HEAD + 4 * K)
+    record = records + slot * (HEAD + 3 * K)
     holds = tl.load(record).to(tl.int32)
     match = tl.load(record + 1)
 
@@ -165,19 +165,21 @@ def _grade(  # type: ignore[no-untyped-def]
     is_known = draft < known
     newest = texts + slot * stride_texts + (end - sampled) + draft
     token = tl.load(newest, mask=is_known, other=-1)
-    predicted = tl.load(of_drafts + 3 * K, mask=is_known, other=-1.0).to(tl.int32)
+    predicted = tl.load(of_drafts + 2 * K, mask=is_known, other=-1.0).to(tl.int32)
     is_wrong = is_known & (token != predicted)
     came_true = tl.min(tl.where(is_wrong, draft, known), axis=0)
 
     is_draft = draft < K
-    is_verified = is_draft & is_block & (draft < likeliest)
-    survival = tl.load(of_drafts + K, mask=is_verified, other=0.0)
+    # Tried are the accepted drafts and the first rejected one (`planning.acceptance`).
+    tried = tl.minimum(accepted + 1, likeliest)
+    sure = tl.load(of_drafts, mask=is_draft & is_block & (draft < tried), other=0.0)
     sums += 6 * request
-    _learn(record + 2, sums, is_block, survival, accepted, REQUEST_MEMORY)
-    is_compared = is_draft & (known > 0) & (draft < compared)
-    survival = tl.load(of_drafts + 2 * K, mask=is_compared, other=0.0)
+    _learn(record + 2, sums, is_block, tl.maximum(sure, 0.0), accepted, REQUEST_MEMORY)
     true_ones = tl.minimum(came_true, compared)
-    _learn(record + 4, sums + 3, known > 0, survival, true_ones, REQUEST_MEMORY)
+    tried = tl.minimum(true_ones + 1, tl.minimum(compared, K))
+    is_tried = is_draft & (known > 0) & (draft < tried)
+    trusted = tl.load(of_drafts + K, mask=is_tried, other=1.0)
+    _learn(record + 4, sums + 3, known > 0, 1.0 - trusted, tried - true_ones, REQUEST_MEMORY)
 
     row = outcomes + request * (COLUMNS + K)
     tl.store(row, holds.to(tl.float32))

@@ -107,11 +107,8 @@ class PlannedSpeculator(LoadedSpeculator):
         plan = self.plan = plan_of(scheduler_output)
         if self.trees is not None:
             self.trees.begin_step(scheduler_output)
-        if plan.update is not None:
-            learned, counted = plan.update
-            self.statistics.take_over(counted)
-            if learned is not None:
-                self.slots.set_rates(*learned)
+        if plan.counted is not None:
+            self.statistics.take_over(plan.counted)
 
     @torch.inference_mode()
     def propose(

@@ -21,8 +21,7 @@ from vllm_dflash.engine.profile import (
     target_alone,
 )
 from vllm_dflash.model.adapters import Unadapted
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.curves import Curve
+from vllm_dflash.planning.costs import Curve, StepCosts
 
 
 @torch.inference_mode()
@@ -52,8 +51,8 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     attention = measure_attention(verify, whole, rows, longest, num_requests)
     of_target = attention.plain + attention.draft * (rows / num_requests() - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
-    drafting, free = Curve.of(both.counts * block_rows, seconds), Curve.of(both.counts, 0 * seconds)
-    return StepCosts.of(target, drafting, free, max_requests, attention)
+    drafting, free = Curve(both.counts * block_rows, seconds), Curve(both.counts, 0 * seconds)
+    return StepCosts(target, drafting, free, max_requests, attention)
 
 
 def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:

@@ -23,6 +23,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.engine_options import TREE_CUTS, EngineOptions, tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.scheduler_output import never_drafts, room_for_blocks
@@ -35,22 +36,19 @@ from vllm_dflash.engine.v2.exchange import (
     PLAN,
     StepPlan,
     WorkerFacts,
-    WorkerUpdate,
     plan_of,
     verified_drafts,
 )
 from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts
+from vllm_dflash.engine.v2.trees.tree_gain import TreeGain, rest_of_chains
 from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.ahead import AheadPlanner, PlanAhead
-from vllm_dflash.planning.cadence import Cadence
-from vllm_dflash.planning.rehearsal import rehearse_ahead
-from vllm_dflash.planning.step import Outcomes, StepRecord
-from vllm_dflash.planning.tree_gain import TreeGain
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import Outcomes, Plan, StepRecord
 
-FIRST_UPDATE, MOST_UPDATE = 4, 32
-"""Steps between two updates for workers: at first, and at most. The number doubles."""
+UPDATE_STEPS = 32
+"""Steps between two updates of what workers report for the scheduler."""
 
 
 class V2Scheduler(SessionScheduler, CountingScheduler):
@@ -71,11 +69,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         self.max_num_active_reqs = min(most, options.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(options.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(options.tree_nodes))
-        self.planner = AheadPlanner(width, schedule.max_num_seqs, fair=options.is_fair)
+        self.planner = Planner(width, schedule.max_num_seqs, fair=options.is_fair)
         """Started by the workers' facts, unless draft lengths are fixed."""
         self._is_fixed = not options.is_planned
-        if not self._is_fixed:
-            rehearse_ahead(width)
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
         """Maximum length of a request that can use drafts, in tokens."""
@@ -90,8 +86,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Time spent on the last new plan."""
         self._last_block_rows = 0
         """Rows of the last finished step's block, whose time is part of the next step's."""
-        self._update_in, self._update_every = FIRST_UPDATE, FIRST_UPDATE
-        """Steps until the next update for workers, and between two of them."""
+        self._update_in = UPDATE_STEPS
 
     # --- scheduling a step ------------------------------------------------------------------
 
@@ -124,7 +119,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
-        ahead = PlanAhead(np.zeros_like(limits))
+        ahead = Plan.without_block(len(names), lengths=np.zeros_like(limits))
         # Fixed lengths: K drafts after every step.
         could_draft = self._is_fixed or any(
             can_use_drafts(self.requests.get(name), length)
@@ -151,8 +146,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         # Only a report says how many drafts were verified: of texts, which may predict nothing, or
         # if vLLM drops some.
         reports = plan.is_new or (last.length > 0 and not last.runs_block) or self._drops_drafts
-        update = self._update_for_workers()
-        return plan._replace(step=last.step + 1, reports=reports, update=update)
+        counted = self._counted_for_workers()
+        return plan._replace(step=last.step + 1, reports=reports, counted=counted)
 
     def _count(self, plan: StepPlan, count: int) -> None:
         """Count the draft lengths of a step of `count` requests."""
@@ -163,9 +158,10 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             blocks = count * plan.runs_block
             self.statistics.observe_length(blocks, plan.length, could_draft=plan.could_draft)
 
-    def _ahead(self, names: list[str], context: Ints, limits: Ints) -> PlanAhead:
-        ahead = self.planner.plan(names, context, limits, self._cadence.take_steps_since_plan())
-        if ahead.is_experiment:
+    def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Plan:
+        steps = self._cadence.take_steps_since_plan()
+        ahead = self.planner.plan(names, context, limits, steps=steps)
+        if ahead.is_probe:
             self.statistics.probes += ahead.runs_block
             self._cadence.watch()
             return ahead
@@ -181,7 +177,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         self._cache.keep(kept, runs_block=ahead.runs_block)
         return ahead
 
-    def _best_places(self, ahead: PlanAhead, of_trees: Ints, context: Ints) -> Ints:
+    def _best_places(self, ahead: Plan, of_trees: Ints, context: Ints) -> Ints:
         """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
         [S, R]. The largest size if lengths are not planned."""
         if not self.planner.is_started:
@@ -189,22 +185,21 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         seconds = self.planner.seconds(of_trees, context)
         best = self._tree_gain.best(
             len(context),
-            ahead.promise,
+            ahead.of_blocks,
             seconds,
             ahead.rate,
-            text_promise=ahead.text_promise,
+            of_texts=ahead.of_texts,
             fair=self.planner.fair,
         )
         return ahead.lengths if best is None else of_trees[best]
 
-    def _update_for_workers(self) -> WorkerUpdate | None:
+    def _counted_for_workers(self) -> dict[str, Any] | None:
         """What workers are told, if it is time."""
         self._update_in -= 1
         if self._update_in > 0:
             return None
-        self._update_every = min(2 * self._update_every, MOST_UPDATE)
-        self._update_in = self._update_every
-        return WorkerUpdate(self.planner.learned(), self.statistics.of_planning())
+        self._update_in = UPDATE_STEPS
+        return self.statistics.of_planning()
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Cut drafts to their lengths. Called by vLLM if scheduling is synchronous."""
@@ -267,7 +262,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         draft_rows = self._last_block_rows
         self._last_block_rows = plan.runs_block * len(names) * (1 + self._width)
         if not plan.is_new:
-            self.statistics.step_seconds += self._clock.pass_over(names)
+            self.statistics.step_seconds += self._clock.pass_over(
+                names, scheduler_output.total_num_scheduled_tokens
+            )
             return
         step = StepRecord(
             names, np.zeros(len(names), np.int64), scheduler_output.total_num_scheduled_tokens
@@ -282,7 +279,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             step.verified = outcomes.admitted  # placeholders, too, which take time as well
             step.rows -= given - int(step.verified.sum())
             if self._trees.num_nodes:
-                rest = self.planner.rest_of_chains(outcomes)
+                rest = rest_of_chains(outcomes, self.planner.ratios_of_blocks(names))
                 self._tree_gain.observe(outcomes, step.produced - 1, rest)
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
@@ -291,7 +288,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             # would be attributed to something else.
             step.target_seconds = 0.0
         with step.timing("planning"):
-            estimate = self.planner.observe(step, outcomes)
+            if outcomes is not None and self.planner.is_started:
+                self.planner.learn_outcomes(step, outcomes)
+            estimate = self.planner.observe(step)
         self._cadence.observe(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
         self.statistics.observe_time(step, estimate)

@@ -6,9 +6,9 @@ chances along its path. Best first: the likeliest of all possible next nodes is 
 and its next sibling become possible instead. This gives exactly the N likeliest nodes, parents
 before children.
 
-Nodes with the same parent exclude each other. The likeliest candidate gets the calibrated chance,
-as in a chain (`choice.py`). The others share the rest, in proportion to the drafter's
-probabilities, and none gets a higher chance than the likeliest.
+Nodes with the same parent exclude each other. Each gets the drafter's probability for it, and none
+a higher chance than the likeliest. A node's survival is corrected by the request's ratio once, so
+that this does not change the tree.
 
 vLLM's trimming multiplies chances, draft by draft. So it gets each node's survival divided by that
 of the node before it in the list, and the product up to a node is its survival. Survival never
@@ -25,10 +25,10 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.engine.v2.choice import acceptance_of, bias_of
+from vllm_dflash.engine.v2.choice import bias_of
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
-from vllm_dflash.planning.chances import BIAS_PRIOR_TOKENS
+from vllm_dflash.planning.acceptance import PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
 
 MOST_CANDIDATES = 8
@@ -54,10 +54,8 @@ def _grow(  # type: ignore[no-untyped-def]
     chain_chances,  # [max R, K]
     candidates,  # [max R, K, C]
     probabilities,  # [max R, K, C]
-    records,  # [S, HEAD + 4 * K]
+    records,  # [S, HEAD + 3 * K]
     overall,  # [2, 2]
-    rates,  # [2, K, knots]
-    knots,
     may_branch,  # [S]
     sizes,  # [S]
     tokens,  # [S, N]
@@ -77,7 +75,6 @@ def _grow(  # type: ignore[no-untyped-def]
     PADDED_N: tl.constexpr,
     W: tl.constexpr,
     PADDED_W: tl.constexpr,
-    NUM_KNOTS: tl.constexpr,
     PRIOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -85,7 +82,7 @@ def _grow(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + request).to(tl.int64)
     if slot < 0:  # a graph's row behind the batch
         return
-    record = records + slot * (HEAD + 4 * K)
+    record = records + slot * (HEAD + 3 * K)
     last = tl.load(newest + slot)
     is_running = tl.load(num_sampled + request) > 0
     branches = (
@@ -106,12 +103,11 @@ def _grow(  # type: ignore[no-untyped-def]
     # Chance of each candidate after any node of the position before, [positions, ranks].
     place, rank = tl.arange(0, PADDED_K), tl.arange(0, PADDED_C)
     sure = tl.load(confidence + request * K + place, mask=place < K, other=0.0)
-    first = acceptance_of(rates, knots, place, sure, (place < K) & (sure > 0), NUM_KNOTS)
+    first = tl.where((place < K) & (sure > 0), sure, 0.0)
     at = (request * K + place[:, None]) * C + rank[None, :]
     is_candidate = (place < K)[:, None] & (rank < C)[None, :]
     share = tl.load(probabilities + at, mask=is_candidate, other=0.0)
-    left = tl.where(sure < 1.0, (1.0 - first) / tl.where(sure < 1.0, 1.0 - sure, 1.0), 0.0)
-    chance = tl.minimum(share * left[:, None], first[:, None])
+    chance = tl.minimum(share, first[:, None])
     chance = tl.where((rank == 0)[None, :], first[:, None], chance)
 
     node = tl.arange(0, PADDED_N)
@@ -198,7 +194,7 @@ def grow(
 
     Args:
         trees: out: the trees of the batch's slots; size 0: the drafts are a chain.
-        slots: what produced each slot's drafts, its bias, and acceptance rates.
+        slots: what produced each slot's drafts, and its bias.
         batch: R requests.
         chosen: tokens and chances as chains, and the blocks' confidence, [max R, K] each.
         candidates: candidates for the blocks' positions.
@@ -215,8 +211,6 @@ def grow(
         *candidates,
         slots.records,
         slots.overall,
-        slots.rates,
-        slots.knots,
         trees.may_branch,
         trees.sizes,
         trees.tokens,
@@ -235,8 +229,7 @@ def grow(
         PADDED_N=next_power_of_2(num_nodes),
         W=places,
         PADDED_W=next_power_of_2(places),
-        NUM_KNOTS=len(slots.knots),
-        PRIOR=BIAS_PRIOR_TOKENS,
+        PRIOR=PRIOR_TOKENS,
         BLOCK=BLOCK,
         num_warps=1,
     )

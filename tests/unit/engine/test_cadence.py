@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_dflash.planning.cadence import MOST_STEPS, SOON, Cadence
+from vllm_dflash.engine.cadence import MOST_STEPS, SOON, Cadence
 
 
 def due(cadence: Cadence, count: int, num_requests: int = 8) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.objective import fastest, scaled
+from vllm_dflash.planning.objective import first_best, rate_of
 from vllm_dflash.planning.step import Outcomes
 
 ASSUMED_RATIO = 1.25
@@ -55,23 +55,45 @@ class TreeGain:
     def best(
         self,
         count: int,
-        promise: float,
+        of_blocks: float,
         seconds: Floats,
         rate: float,
         *,
-        text_promise: float = 0.0,
+        of_texts: float = 0.0,
         fair: bool = False,
     ) -> int | None:
         """Return which size has the best rate in a step; None: chains have.
 
         Args:
             count: requests in the step, R.
-            promise: worth of whole chains, which trees would be made of.
+            of_blocks: worth of whole chains, which trees would be made of.
             seconds: time of the step with trees of each size, [S].
             rate: rate of the best step with chains.
-            text_promise: worth of the other requests' drafts, which remain chains.
+            of_texts: worth of the other requests' drafts, which remain chains.
             fair: the objective; see `objective`.
         """
-        worth = scaled(promise, self.ratios, count, fair) + text_promise
-        best, best_rate = fastest(count, worth, seconds, fair)
-        return best if best_rate > rate else None
+        worth = scaled(of_blocks, self.ratios, count, fair) + of_texts
+        rates = rate_of(count, worth, seconds, fair)
+        best = first_best(rates)
+        return best if rates[best] > rate else None
+
+
+def scaled(worth: float, ratios: Floats, num_requests: int, fair: bool) -> Floats:
+    """Worth of drafts if `ratios` times as many were accepted, of all requests alike, [S]."""
+    if fair:
+        return num_requests * np.log1p(ratios * np.expm1(worth / num_requests))
+    return worth * ratios
+
+
+def rest_of_chains(outcomes: Outcomes, ratio: Floats) -> Floats:
+    """Estimate how many more drafts of each block's chain would have been accepted, [R].
+
+    If all verified drafts of the chain were accepted, this is the expectation of the rest;
+    otherwise it is 0. `ratio`: accepted drafts of each request for each expected one, [R].
+    """
+    places = np.arange(outcomes.confidence.shape[1])
+    is_rest = places >= outcomes.verified_in_chain[:, None]
+    survival = np.where(is_rest, outcomes.confidence, 1.0).cumprod(axis=1)
+    came = outcomes.accepted == outcomes.verified_in_chain
+    rest: Floats = came * (np.minimum(survival * ratio[:, None], 1.0) * is_rest).sum(axis=1)
+    return rest

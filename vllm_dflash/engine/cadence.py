@@ -1,7 +1,7 @@
-"""How often Model Runner V2 plans: not in every step where steps take milliseconds.
+"""How often an engine plans: not in every step where steps take milliseconds.
 
-Planning takes the host a millisecond or two, and an engine on a fast GPU takes hardly longer for a
-whole step. A plan for a batch still holds a tenth of a second later.
+Planning takes the host some tenths of a millisecond, and an engine on a fast GPU takes hardly
+longer for a whole step. A plan for a batch still holds a tenth of a second later.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ class Cadence:
         has_changed = abs(num_requests - self._num_requests) > CHANGED * self._num_requests
         if self._steps_left > 0 and self._soon < 0 and not has_changed:
             return False
-        wanted = ceil(self._planning / (MOST_TIME * self._step)) if self._step else 1
-        self._steps_left = min(max(wanted, 1), MOST_STEPS)
-        self._num_requests = num_requests
+        self._steps_left, self._num_requests = self.interval(), num_requests
         return True
+
+    def interval(self) -> int:
+        """Return the number of steps from one plan to the next, by the time that planning takes."""
+        if not self._step:
+            return 1
+        return min(max(ceil(self._planning / (MOST_TIME * self._step)), 1), MOST_STEPS)
 
     def take_steps_since_plan(self) -> int:
         """Return the number of steps since this was last called, at most `MOST_STEPS`."""

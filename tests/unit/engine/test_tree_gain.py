@@ -8,8 +8,8 @@ import pytest
 from support.outcomes import outcomes_of
 from support.trees_by_hand import Tree, grown, path_of
 from vllm_dflash.config.engine_options import TREE_CUTS, tree_sizes
+from vllm_dflash.engine.v2.trees.tree_gain import ASSUMED_RATIO, TreeGain
 from vllm_dflash.planning.step import Outcomes
-from vllm_dflash.planning.tree_gain import ASSUMED_RATIO, TreeGain
 
 NODES = 31
 
@@ -111,4 +111,4 @@ def test_the_size_that_brings_most_a_second_is_chosen(seed: int) -> None:
         tokens = count + brings + of_texts
         if tokens / seconds[size] > best:
             best, expected = tokens / seconds[size], size
-    assert gain.best(count, promise, seconds, rate, text_promise=of_texts) == expected
+    assert gain.best(count, promise, seconds, rate, of_texts=of_texts) == expected

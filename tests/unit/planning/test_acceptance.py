@@ -1,0 +1,268 @@
+"""What is learned of drafts, against plain bookkeeping of one draft at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dflash.planning import Floats
+from vllm_dflash.planning.acceptance import (
+    ASSUMED,
+    CURVE_RATE,
+    FURTHER,
+    GLOBAL_FADES,
+    GLOBAL_MEMORY,
+    OLD_WEIGHT,
+    PRIOR_TOKENS,
+    REQUEST_FADES,
+    REQUEST_MEMORY,
+    TRUST,
+    TYPICAL_RATE,
+    Acceptance,
+    confidence_of_texts,
+)
+
+WIDTH, ROWS = 3, 4
+Drafts = dict[int, tuple[list[float], int, int]]
+"""Confidence, and how many drafts were verified and accepted, by row."""
+
+
+class ByHand:
+    """The ratios of `Acceptance`, and survival, in Python."""
+
+    def __init__(self, of_texts: bool) -> None:
+        self.of_texts = of_texts
+        self.requests = [[0.0, 0.0] for _ in range(ROWS)]
+        self.of_all = [0.0, 0.0]
+        self.last: list[int | None] = [None] * ROWS
+        self.last_of_all = 0
+
+    def observe(self, step: int, drafts: Drafts) -> None:
+        fades = max(len(drafts), min(step - self.last_of_all, GLOBAL_FADES))
+        self.of_all = [GLOBAL_MEMORY**fades * one for one in self.of_all]
+        for row, (confidence, verified, accepted) in drafts.items():
+            last, expected, came = self.last[row], 0.0, 0
+            idle = REQUEST_FADES if last is None else min(max(step - last, 1), REQUEST_FADES)
+            for place in range(verified):
+                is_right = place < accepted
+                sure = confidence[place]
+                expected += 1.0 - sure if self.of_texts else sure
+                came += is_right != self.of_texts
+                if not is_right:  # those after it were not tried
+                    break
+            kept = [REQUEST_MEMORY**idle * one for one in self.requests[row]]
+            self.requests[row] = [kept[0] + expected, kept[1] + came]
+            self.of_all = [self.of_all[0] + expected, self.of_all[1] + came]
+            self.last[row] = step
+        self.last_of_all = step
+
+    def ratio(self, row: int) -> float:
+        expected, came = self.of_all
+        of_all = (came + PRIOR_TOKENS) / (expected + PRIOR_TOKENS)
+        expected, came = self.requests[row]
+        return (came + PRIOR_TOKENS * of_all) / (expected + PRIOR_TOKENS)
+
+    def survival(self, row: int, confidence: list[float]) -> list[float]:
+        alive, found = 1.0, []
+        for sure in confidence:
+            if self.of_texts:
+                alive *= max(1.0 - self.ratio(row) * (1.0 - sure), 0.0) if sure > 0.0 else 0.0
+            else:
+                alive *= min(self.ratio(row) * sure, 1.0)
+            found.append(alive)
+        return found
+
+
+confidences = st.lists(st.floats(0, 1), min_size=WIDTH, max_size=WIDTH)
+blocks = st.tuples(confidences, st.integers(1, WIDTH), st.integers(0, WIDTH)).map(
+    lambda block: (block[0], block[1], min(block[1:]))
+)
+batches = st.dictionaries(st.integers(0, ROWS - 1), blocks, min_size=1)
+
+
+@pytest.mark.parametrize("of_texts", [False, True])
+@given(st.lists(st.tuples(st.integers(1, 40), batches), min_size=1, max_size=6))
+def test_what_is_learned_equals_plain_bookkeeping(
+    of_texts: bool, steps: list[tuple[int, Drafts]]
+) -> None:
+    learned, by_hand = Acceptance(WIDTH, ROWS, of_texts=of_texts), ByHand(of_texts)
+    for passed, drafts in steps:
+        learned.step += passed
+        confidence, verified, accepted = map(np.array, zip(*drafts.values(), strict=True))
+        learned.observe_outcomes(np.array([*drafts]), confidence, verified, accepted)
+        by_hand.observe(learned.step, drafts)
+        rows = np.arange(ROWS)
+        assert learned.ratio(rows) == pytest.approx([by_hand.ratio(row) for row in range(ROWS)])
+        again = confidence[np.arange(ROWS) % len(confidence)]
+        expected = [by_hand.survival(row, again[row].tolist()) for row in range(ROWS)]
+        assert learned.survival(rows, again) == pytest.approx(np.array(expected))
+
+
+def learn(
+    learned: Acceptance, times: int, accepted: int, *, rows: tuple[int, ...] = (0,), sure: float
+) -> None:
+    """Verify drafts of this confidence in so many steps."""
+    count = len(rows)
+    for _ in range(times):
+        learned.step += 1
+        learned.observe_outcomes(
+            np.array(rows),
+            np.full((count, WIDTH), sure),
+            np.full(count, WIDTH),
+            np.full(count, accepted),
+        )
+
+
+def test_a_ratio_shrinks_towards_that_of_all() -> None:
+    """The less a request has shown, the more."""
+    learned = Acceptance(WIDTH, ROWS, of_texts=False)
+    assert learned.ratio(np.arange(ROWS)).tolist() == [1.0] * ROWS
+    learn(learned, 200, 0, rows=(0, 1), sure=0.9)
+    of_all = float(learned.ratio(np.array([2]))[0])
+    assert of_all < 0.2
+    learn(learned, 1, WIDTH, rows=(2,), sure=0.9)
+    once, new = learned.ratio(np.array([2, 3]))
+    assert new < once < (3 + PRIOR_TOKENS * new) / (2.7 + PRIOR_TOKENS) + 1e-9
+    learn(learned, 60, WIDTH, rows=(2,), sure=0.9)
+    assert learned.ratio(np.array([2]))[0] == pytest.approx(1 / 0.9, rel=0.1)
+    assert learned.ratio(np.array([0]))[0] < 0.2, "though all together now do better"
+
+
+def test_of_texts_failures_count() -> None:
+    """A long match whose confidence is near 1 leaves little room above, and much below."""
+    learned = Acceptance(WIDTH, ROWS, of_texts=True)
+    learn(learned, 100, 0, sure=0.9)
+    ratio = float(learned.ratio(np.array([0]))[0])
+    assert ratio > 4
+    found = learned.survival(np.array([0]), np.array([[0.9, 0.99, 0.0]]))[0]
+    assert found[0] == pytest.approx(1 - ratio * 0.1)
+    assert found[1] == pytest.approx(found[0] * (1 - ratio * 0.01))
+    assert found[2] == 0.0, "nothing is predicted there"
+    assert learned.survival(np.array([0]), np.array([[0.5, 0.5, 0.5]])).tolist() == [[0.0] * 3]
+    better = Acceptance(WIDTH, ROWS, of_texts=True)
+    learn(better, 100, WIDTH, sure=0.5)
+    assert better.survival(np.array([0]), np.array([[0.5, 0.5, 0.5]]))[0, 0] > 0.85
+
+
+@pytest.mark.parametrize(("of_texts", "own", "others"), [(False, 0.1, 0.2), (True, 0.2, 0.4)])
+def test_nonsense_is_soon_worth_little(of_texts: bool, own: float, others: float) -> None:
+    learned = Acceptance(WIDTH, ROWS, of_texts=of_texts)
+    learn(learned, 40, 0, sure=0.8)
+    found = learned.survival(np.array([0, 1]), np.full((2, WIDTH), 0.8))[:, 0]
+    assert found[0] < own
+    assert found[1] < others
+
+
+def test_old_evidence_fades_but_a_pause_is_no_amnesia() -> None:
+    """However long it was: what was known of a request is worth two thirds of itself at least."""
+    learned = Acceptance(WIDTH, ROWS, of_texts=False)
+    learn(learned, 50, 0, sure=0.9)
+    before = learned.counts[0, 0]
+    learned.step += 10_000
+    learn(learned, 1, 0, sure=0.9)
+    assert learned.counts[0, 0] - 0.9 == pytest.approx(REQUEST_MEMORY**REQUEST_FADES * before)
+    assert REQUEST_MEMORY**REQUEST_FADES > 0.65
+    learned = Acceptance(WIDTH, ROWS, of_texts=False)
+    learn(learned, 50, 0, sure=0.9)
+    before = learned.of_all[0]
+    learned.step += 10_000
+    learn(learned, 1, 0, rows=(1,), sure=0.9)
+    assert learned.of_all[0] - 0.9 == pytest.approx(GLOBAL_MEMORY**GLOBAL_FADES * before)
+
+
+def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
+    learned = Acceptance(WIDTH, ROWS, of_texts=False)
+    learn(learned, 9, 0, sure=0.9)
+    learned.observe_drafts(np.array([0]), np.full((1, WIDTH), 0.3), np.zeros((1, WIDTH), bool))
+    learned.forget(np.array([0]))
+    typical = np.array([0, 3])
+    learned.forget(np.array([3]))
+    for known in (learned.curves, learned.kept, learned.counts):
+        assert known[typical[0]].tolist() == known[typical[1]].tolist()
+    assert learned.counts[0].tolist() == [0.0, 0.0]
+    assert learned.num_observed[0] == 0
+    assert learned.last_step[0] < -learned.step
+    assert learned.curves[0].tolist() == learned.typical.tolist()
+
+
+def falls_on(learned: Acceptance, survival: list[float]) -> Floats:
+    """Return what is expected after many blocks that promised this, [K]."""
+    for _ in range(300):
+        learned.observe_drafts(np.array([0]), np.array([survival]))
+    return learned.curves[0]
+
+
+def test_a_block_that_was_drafted_narrow_is_not_taken_for_one_that_ends() -> None:
+    """Else a request that is drafted narrow would never be drafted wide again."""
+    curve = falls_on(Acceptance(4, 1, of_texts=False), [0.9, 0.81])
+    assert curve == pytest.approx(0.9 ** np.arange(1, 5))
+    curve = falls_on(Acceptance(3, 1, of_texts=False), [0.5])
+    assert curve == pytest.approx([0.5, 0.25, 0.125])
+    # It falls as fast as it did on average: 0.25 after two drafts is a half each.
+    curve = falls_on(Acceptance(4, 1, of_texts=False), [0.9, 0.25])
+    assert curve == pytest.approx([0.9, 0.25, 0.125, 0.0625])
+    assert falls_on(Acceptance(4, 1, of_texts=False), [0.0, 0.0]) == pytest.approx([0.0] * 4)
+
+
+def test_drafts_that_are_not_worth_verifying_are_not_expected() -> None:
+    learned, is_kept = Acceptance(3, 2, of_texts=False), np.array([[True, False]])
+    for _ in range(300):
+        learned.observe_drafts(np.array([0]), np.array([[0.8, 0.64]]), is_kept)
+    assert learned.curves[0] == pytest.approx([0.8, 0.0, 0.0])
+    assert learned.kept[0] == pytest.approx([1.0, 0.0, 0.0])
+
+
+def test_what_is_typical_counts_a_requests_first_block_most() -> None:
+    """One long request says as little about others as a few short ones."""
+    nothing = np.zeros((1, WIDTH))
+    learned, expected = Acceptance(WIDTH, 1, of_texts=False), ASSUMED
+    for seen in range(30):
+        learned.observe_drafts(np.array([0]), nothing)
+        expected *= 1.0 - TYPICAL_RATE * max(1.0 / (1.0 + seen), OLD_WEIGHT)
+        assert learned.typical[0] == pytest.approx(expected)
+    many = Acceptance(WIDTH, 30, of_texts=False)
+    for row in range(30):
+        many.observe_drafts(np.array([row]), nothing)
+    assert many.typical[0] == pytest.approx(ASSUMED * (1.0 - TYPICAL_RATE) ** 30)
+    assert many.typical[0] < 0.1 * learned.typical[0]
+    # Those of one step count alike, and together at most half.
+    batch = Acceptance(WIDTH, 30, of_texts=False)
+    curves = np.repeat([[0.4], [0.0]], 15, axis=0).repeat(WIDTH, axis=1)
+    batch.observe_drafts(np.arange(30), curves)
+    assert batch.typical[0] == pytest.approx(0.5 * ASSUMED + 0.5 * 0.2)
+
+
+def test_a_block_moves_what_is_expected_of_its_own_request() -> None:
+    learned = Acceptance(WIDTH, 2, of_texts=False)
+    learned.observe_drafts(np.array([1]), np.full((1, WIDTH), 0.5))
+    assert learned.curves[0].tolist() == pytest.approx([0.8, 0.64, 0.512])
+    assert learned.curves[1, 0] == pytest.approx(0.8 + CURVE_RATE * (0.5 - 0.8))
+    assert learned.num_observed.tolist() == [0, 1]
+    learned.observe_drafts(np.zeros(0, np.int64), np.zeros((0, 0)))
+    assert learned.num_observed.tolist() == [0, 1]
+
+
+def test_an_expected_curve_is_corrected_draft_by_draft() -> None:
+    """A drafter half as good as it says has a quarter of its second drafts accepted."""
+    learned = Acceptance(WIDTH, 1, of_texts=False)
+    learned.of_all[:] = learned.counts[0] = 1e9, 0.5e9
+    expected = learned.expected(np.array([0]))[0]
+    assert expected == pytest.approx([0.8 / 2, 0.64 / 4, 0.512 / 8], rel=1e-6)
+    learned.of_all[:] = learned.counts[0] = 1e9, 9e9
+    assert learned.expected(np.array([0])).tolist() == [[1.0] * 3]
+    texts = Acceptance(WIDTH, 1, of_texts=True)
+    texts.curves[0] = 0.5
+    texts.of_all[:] = texts.counts[0] = 1e9, 9e9  # what the curve has in it
+    assert texts.expected(np.array([0]))[0] == pytest.approx(0.5 * FURTHER ** np.arange(WIDTH))
+
+
+def test_confidence_of_texts_grows_with_what_matches_and_ends_with_the_prediction() -> None:
+    found = confidence_of_texts(np.array([8, 2, 600, 0]), np.array([3, 1, 3, 0]), 3)
+    assert found[0].tolist() == TRUST[[8, 9, 10]].tolist()
+    assert found[1].tolist() == [TRUST[2], 0.0, 0.0]
+    assert found[2].tolist() == [TRUST[-1]] * 3
+    assert found[3].tolist() == [0.0] * 3
+    assert TRUST[[2, 8]] == pytest.approx([0.54, 0.84], abs=0.01)
+    assert (np.diff(TRUST[1:]) > 0).all()
