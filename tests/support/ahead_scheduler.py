@@ -20,7 +20,7 @@ from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import OUTCOMES, WorkerFacts, plan_of
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
 from vllm_dflash.engine.v2.v2_scheduler import V2Scheduler
-from vllm_dflash.planning import Bools, Ints
+from vllm_dflash.planning import Bools, Ints, step
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import NO_DRAFTS
 
@@ -105,7 +105,8 @@ class Ours:
         """Replace vLLM's schedulers, and time, in a `with` block."""
         with pytest.MonkeyPatch.context() as patch:
             take_vllm_out(patch, plans_every_step=False, max_len=MAX_LEN)
-            patch.setattr(step_clock, "time", self._clock)
+            for module in (step_clock, step):
+                patch.setattr(module, "time", self._clock)
             patch.setattr(v2_scheduler, "time", self._planning)
             yield
 

@@ -184,8 +184,8 @@ class NgramIndex:
     ) -> Predicted:
         """Return what became of the last predictions, verified or not, and how long the next are.
 
-        The longer the match, the likelier a prediction is taken to be (`chances.TRUST`), until it
-        is learned how often such predictions come true.
+        The longer the match, the likelier a prediction is taken to be (`acceptance.TRUST`), until
+        it is learned how often such predictions come true.
 
         Args:
             ids: ids of the requests, [R].
