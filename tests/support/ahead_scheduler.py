@@ -56,7 +56,7 @@ class Fixed:
     """Always drafts blocks of the same lengths."""
 
     length: int | Sequence[int]
-    """Of all requests, or of each slot."""
+    """Drafts of all requests, or of each slot."""
 
     @property
     def may_draft(self) -> bool:

@@ -71,25 +71,46 @@ class RecordedDrafts:
         return replace(self, block_true=np.zeros_like(self.block_true), predicted=predicted)
 
 
+class Recording(NamedTuple):
+    """The file's N texts of T tokens after their prompts, with blocks of K drafts."""
+
+    texts: list[Ints]
+    prompt_lengths: Ints
+    drafts: Ints
+    """Drafts after each token, [N, T, K]."""
+    confidence: Floats
+    """The drafter's confidence in them, [N, T, K]."""
+    kinds: list[Ints]
+    """Texts of each kind: greedy, drawn, copies."""
+
+
 @cache
-def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
-    """Return drafts of texts that the target writes greedily, of drawn ones, of edited copies."""
+def recording() -> Recording:
+    """Return what the file holds."""
     with np.load(FILE) as file:
         arrays = {name: file[name].astype(np.int64) for name in file.files}
     ends = np.cumsum(arrays["prompt_lengths"] + arrays["lengths"])
     texts = np.split(arrays["tokens"], ends[:-1])
-    prompts = arrays["prompt_lengths"]
     shape = len(texts), int(arrays["lengths"][0]), arrays["drafts"].shape[1]  # all have one length
+    confidence = np.maximum(arrays["confidence"].reshape(shape), 1) / 255
+    kinds = np.split(np.arange(len(texts)), np.cumsum(arrays["kinds"])[:-1])
     drafts = arrays["drafts"].reshape(shape)
+    return Recording(texts, arrays["prompt_lengths"], drafts, confidence, kinds)
+
+
+@cache
+def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
+    """Return drafts of texts that the target writes greedily, of drawn ones, of edited copies."""
+    texts, prompts, drafts, confidence, kinds = recording()
+    shape = drafts.shape
     block_true, predicted = np.zeros(shape[:2], np.int64), np.zeros((*shape[:2], 4), np.int64)
     for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         for place in range(shape[1]):
             end, block = prompt + place + 1, drafts[number, place]
             block_true[number, place] = alike(block, text[end:])
             predicted[number, place] = predicts(text, end, block)
-    confidence = np.maximum(arrays["confidence"].reshape(shape), 1) / 255
     every = RecordedDrafts(prompts, confidence, block_true, predicted)
-    greedy, drawn, copies = np.split(np.arange(len(texts)), np.cumsum(arrays["kinds"])[:-1])
+    greedy, drawn, copies = kinds
     return every.only(greedy), every.only(drawn), every.only(copies)
 
 

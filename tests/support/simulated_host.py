@@ -16,7 +16,7 @@ import torch
 from support.configs_by_hand import QWEN
 from support.cost_table import CostTable
 from support.fake_time import FakeTime
-from support.recorded_drafts import FILE
+from support.recorded_drafts import recording
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine import step_clock
@@ -51,17 +51,10 @@ class Written:
 
 def recorded(kind: int, seed: int = 0) -> Iterator[Written]:
     """Yield recorded texts (`recorded_drafts.py`) in random order: greedy, drawn, or copies."""
-    with np.load(FILE) as file:
-        arrays = {name: file[name].astype(np.int64) for name in file.files}
-    ends = np.cumsum(arrays["prompt_lengths"] + arrays["lengths"])
-    texts, prompts = np.split(arrays["tokens"], ends[:-1]), arrays["prompt_lengths"]
-    shape = len(texts), int(arrays["lengths"][0]), WIDTH
-    drafts = arrays["drafts"].reshape(shape)
-    confidence = np.maximum(arrays["confidence"].reshape(shape), 1) / 255
-    chosen = np.split(np.arange(len(texts)), np.cumsum(arrays["kinds"])[:-1])[kind]
+    texts, prompts, drafts, confidence, kinds = recording()
     rng = np.random.default_rng(seed)
     while True:
-        for each in rng.permutation(chosen):
+        for each in rng.permutation(kinds[kind]):
             yield Written(texts[each], int(prompts[each]), drafts[each], confidence[each])
 
 

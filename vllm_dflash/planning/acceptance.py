@@ -69,7 +69,8 @@ class Acceptance:
         self.typical_kept = np.ones(max_draft)
         """The same of a new request's."""
         self.counts = np.zeros((num_rows, 2))
-        """Drafts of each request that were expected to be accepted lately, and that were."""
+        """Drafts of each request that were lately expected to be accepted (of texts: rejected), and
+        that were, [rows, 2]."""
         self.of_all = np.zeros(2)
         """The same of all requests."""
         self.num_observed = np.zeros(num_rows, np.int64)
@@ -87,7 +88,8 @@ class Acceptance:
         self.num_observed[rows], self.last_step[rows] = 0, NEVER
 
     def ratio(self, rows: Ints) -> Floats:
-        """Return accepted drafts for each expected one, of those that were tried, [R]."""
+        """Return what became of tried drafts beside what was expected, [R]: how many of a block's
+        were accepted, and how many of a text's rejected."""
         expected, accepted = self.of_all + PRIOR_TOKENS
         found = self.counts[rows]
         return (found[:, 1] + PRIOR_TOKENS * accepted / expected) / (found[:, 0] + PRIOR_TOKENS)

@@ -152,6 +152,10 @@ class StepCosts:
         found: Floats = self.draft.at(rows) + self.attention.block * np.asarray(context)
         return found
 
+    def one_block(self, rows: int, context: float) -> float:
+        """Return the seconds of drafting blocks in one step, as `block` does."""
+        return self.draft.one(rows) + self.attention.block * context
+
     def observe(self, step: StepRecord) -> StepEstimate:
         """Learn from a measured step that only decoded, or the mean of several that were alike.
         Returns what was expected of it."""

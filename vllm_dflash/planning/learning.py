@@ -60,49 +60,61 @@ class DraftLearner:
         Drafts that are not ours teach nothing: the scheduler pads some requests that it admits, or
         resumes after taking their drafts.
         """
-        rows = self._rows(step.ids)
-        self.blocks.step += step.count
-        self.texts.step = self.blocks.step
+        rows, predicted = self._begin(step), step.predicted
         is_own = (step.verified > 0) & (step.verified == self._handed[rows])
         source = np.where(is_own, self._source[rows], NO_DRAFTS)
-        for kind, learned in ((BLOCK, self.blocks), (TEXT, self.texts)):
-            some = source == kind
-            if some.any():
-                became = step.verified[some], step.accepted[some]
-                learned.observe_outcomes(rows[some], self._confidence[rows[some]], *became)
-        if step.predicted is not None:
-            others = (step.predicted.known > 0) & (source != TEXT)
+        confidence = self._confidence[rows]
+        self._learn(rows, source, step.verified, step.accepted, (confidence, confidence))
+        if predicted is not None:
             first = self._first_of_text[rows]
-            self._learn_first(rows, others, first, step.predicted.came_true)
+            self._learn_first(rows, source, first, predicted.known, predicted.came_true)
         self._handed[rows] = 0
 
-    def _learn_first(self, rows: Ints, others: Bools, confidence: Floats, came_true: Ints) -> None:
-        """Learn from the first token that a text predicted where `others` drafts were verified. The
+    def learn_outcomes(self, step: StepRecord, outcomes: Outcomes) -> None:
+        """Learn what became of the drafts that V2's step verified; those are two steps old."""
+        rows, verified = self._begin(step), outcomes.verified_in_chain
+        matches, text_lengths = outcomes.matches, outcomes.text_lengths
+        found = confidence_of_texts(matches, text_lengths, self.max_draft)  # [R, K]
+        made = outcomes.confidence[:, 0] > 0.0
+        self.blocks.observe_drafts(rows[made], outcomes.confidence[made].cumprod(axis=1))
+        source = np.where(verified > 0, outcomes.source, NO_DRAFTS)
+        self._learn(rows, source, verified, outcomes.accepted, (outcomes.confidence, found))
+        self._learn_first(rows, source, found[:, 0], outcomes.known, outcomes.came_true)
+        seen = step.decoding
+        self.texts.observe_drafts(rows[seen], self.texts.survival(rows[seen], found[seen]))
+
+    def _begin(self, step: StepRecord) -> Ints:
+        """Count a step that is learned from. Returns the rows of its requests, [R]."""
+        self.blocks.step += step.count
+        self.texts.step = self.blocks.step
+        return self._rows(step.ids)
+
+    def _learn(
+        self,
+        rows: Ints,
+        source: Ints,
+        verified: Ints,
+        accepted: Ints,
+        confidence: tuple[Floats, Floats],
+    ) -> None:
+        """Learn what became of R requests' verified drafts: what made them, how many there were and
+        how many were accepted, [R] each; their confidence, if a block or a text made them, [R, w].
+        """
+        kinds = (BLOCK, self.blocks), (TEXT, self.texts)
+        for (kind, learned), own in zip(kinds, confidence, strict=True):
+            some = source == kind
+            learned.observe_outcomes(rows[some], own[some], verified[some], accepted[some])
+
+    def _learn_first(
+        self, rows: Ints, source: Ints, confidence: Floats, known: Ints, came_true: Ints
+    ) -> None:
+        """Learn from the first token that a text predicted where other drafts were verified. The
         number of tokens that a step yields shows how easy they were, so the rest says nothing."""
+        others = (known > 0) & (source != TEXT)
         first = np.minimum(came_true[others], 1)
         self.texts.observe_outcomes(
             rows[others], confidence[others, None], np.ones_like(first), first
         )
-
-    def learn_outcomes(self, step: StepRecord, outcomes: Outcomes) -> None:
-        """Learn what became of the drafts that V2's step verified; those are two steps old."""
-        rows, width = self._rows(step.ids), self.max_draft
-        self.blocks.step += step.count
-        self.texts.step = self.blocks.step
-        matches, text_lengths = outcomes.matches, outcomes.text_lengths
-        found = confidence_of_texts(matches, text_lengths, width)  # [R, K]
-        made = outcomes.confidence[:, 0] > 0.0
-        self.blocks.observe_drafts(rows[made], outcomes.confidence[made].cumprod(axis=1))
-        verified, own = outcomes.verified_in_chain, outcomes.verified_in_chain > 0
-        of_block, of_text = ((outcomes.source == kind) & own for kind in (BLOCK, TEXT))
-        both = (of_block, self.blocks, outcomes.confidence), (of_text, self.texts, found)
-        for some, learned, confidence in both:
-            became = verified[some], outcomes.accepted[some]
-            learned.observe_outcomes(rows[some], confidence[some], *became)
-        others = (outcomes.known > 0) & ~of_text
-        self._learn_first(rows, others, found[:, 0], outcomes.came_true)
-        seen = step.decoding
-        self.texts.observe_drafts(rows[seen], self.texts.survival(rows[seen], found[seen]))
 
     def ratios_of_blocks(self, ids: Sequence[str]) -> Floats:
         """Return accepted drafts of R requests' blocks for each expected one, [R]."""

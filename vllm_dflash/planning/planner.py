@@ -189,10 +189,7 @@ class Planner(DraftLearner):
         return best_lengths(batch, curves, otherwise, *world)
 
     def _seconds_of_blocks(self, batch: Batch) -> float:
-        return self._seconds_of(batch.size * (1 + self.max_draft), batch.context)
-
-    def _seconds_of(self, rows: int, context: float) -> float:
-        return self.costs.draft.one(rows) + self.costs.attention.block * context
+        return self.costs.one_block(batch.size * (1 + self.max_draft), batch.context)
 
     def _probe(self, rows: Ints, batch: Batch, best: Plan, passed: float) -> Plan | None:
         """Return a plan that also drafts requests that do not seem to pay, if it is time."""
@@ -232,7 +229,7 @@ class Planner(DraftLearner):
         alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._alike)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
         verifying = self.costs.target(count, rows, context, reading)
-        drafting = self._seconds_of(count * (1 + self.max_draft), context)
+        drafting = self.costs.one_block(count * (1 + self.max_draft), context)
         found: Floats = verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
         return found
 
@@ -302,7 +299,7 @@ class Planner(DraftLearner):
             return self.costs.observe(step)
         drafting = 0.0
         if step.draft_rows:
-            drafting = self._seconds_of(step.draft_rows, float(step.context_lens.sum()))
+            drafting = self.costs.one_block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
         target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
         alone = self.costs.observe(target)

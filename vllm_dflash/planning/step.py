@@ -115,7 +115,7 @@ class Outcomes(NamedTuple):
         """
         table = np.maximum(table, 0.0)
         first = COUNTS + num_cuts
-        # Each field is contiguous, because otherwise what learns from them is compiled anew.
+        # Each field is contiguous: each is read by itself.
         counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
         if_cut = np.ascontiguousarray(counts[COUNTS:].T)
         return Outcomes._make([*counts[:COUNTS], table[:, first:].astype(np.float64), if_cut])

@@ -271,7 +271,7 @@ def test_a_plan_also_applies_to_the_next_steps(
 
 
 def test_a_plan_made_while_a_request_is_in_its_prompt_is_not_repeated() -> None:
-    """With the next step, another request can be drafted."""
+    """Another request can be drafted with the next step."""
     host = Host(Scripted(drafting(False, True)), every=3)
     steps = [host.step(7, 7, sampled=tokens)[0] for tokens in ([[], [1]], [[2], [3]], [[4], [5]])]
     assert [step.repeats_plan for step in steps] == [False, False, True]

@@ -12,28 +12,15 @@ import numpy as np
 import pytest
 
 from support.ahead_scheduler import Fixed
-from support.cost_table import CostTable
 from support.judge import REGIMES, Regime, ours, planner_of, rate_of
+from support.judged_cells import SMALL_MODEL
 from support.recorded_drafts import RecordedDrafts, recorded_drafts
 from support.simulated_pipeline import Pipeline
-from vllm_dflash.planning.costs import Curve
 
 CAPTURED = REGIMES["captured lengths"]
 DEVICE_MS = 1.0
 """What a step of few requests takes the device, of a small model on a large GPU."""
 HOST: dict[str, Any] = {"host_ms": 2.6 * DEVICE_MS}
-
-
-def curve(milliseconds: dict[int, float]) -> Curve:
-    return Curve(np.array([*milliseconds]), np.array([*milliseconds.values()]) / 1000)
-
-
-SMALL_MODEL = CostTable(
-    "a small model on a large GPU",
-    verify=curve({1: 1.0, 8: 1.0, 64: 1.1, 256: 1.5, 1024: 4.0}),
-    draft=curve({8: 0.3, 64: 0.4, 256: 0.6, 2048: 1.8}),
-    context=curve({1: 0.0, 256: 0.0}),
-)
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["greedy", "drawn"])
