@@ -19,10 +19,14 @@ class Told(Probes):
         super().__init__()
         self.due = False
         self.asked: list[tuple[float, float, bool]] = []
+        self.promises: list[float] = []
         self.restarts = 0
 
-    def are_due(self, passed: float, lost: float, *, is_new: bool = False) -> bool:
+    def are_due(
+        self, passed: float, lost: float, *, is_new: bool = False, promise: float = 1.0
+    ) -> bool:
         self.asked.append((passed, lost, is_new))
+        self.promises.append(promise)
         return self.due
 
     def restart(self) -> None:

@@ -38,7 +38,7 @@ from vllm_dflash.planning.probes import (
     seconds_of_some,
     to_probe,
 )
-from vllm_dflash.planning.search import Batch, best_drafted, best_first, best_lengths
+from vllm_dflash.planning.search import Batch, best_drafted, best_first, best_lengths, perfect_rate
 from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 
 MARGIN = 1.01
@@ -207,7 +207,9 @@ class Planner(DraftLearner):
             total = batch.size + np.array([best.lengths.sum(), probe.lengths.sum()])
             before, after = self.costs.target(batch.size, total, batch.context).tolist()
             lost = after - before + self._seconds_of_blocks(batch)
-        return probe if self.probes.are_due(passed, lost, is_new=is_new) else None
+        most = perfect_rate(self.costs, batch, self.fair) / best.rate - 1.0
+        is_due = self.probes.are_due(passed, lost, is_new=is_new, promise=max(most, 0.0))
+        return probe if is_due else None
 
     def _probe_all(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
         """Return a plan with a block for all, of which some drafts of the chosen requests are

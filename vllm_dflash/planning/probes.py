@@ -34,10 +34,20 @@ class Probes:
     saved: float = 0.0
     """Seconds that may be spent on a probe by now."""
 
-    def are_due(self, passed: float, lost: float, *, is_new: bool = False) -> bool:
-        """Return whether to probe now, `passed` seconds after this was last asked, at the price of
-        `lost` seconds. `is_new`: there is something to measure that never was."""
-        self.saved += passed * (FIRST_SHARE if is_new else self.share)
+    def are_due(
+        self, passed: float, lost: float, *, is_new: bool = False, promise: float = 1.0
+    ) -> bool:
+        """Return whether to probe now.
+
+        Args:
+            passed: seconds since this was last asked.
+            lost: seconds that the probe takes.
+            is_new: there is something to measure that never was.
+            promise: the most that can be won by it, relative to the step's rate. Less than that
+                share of the time is taken, but for the long run's.
+        """
+        share = (FIRST_SHARE if is_new else self.share) * min(promise, 1.0)
+        self.saved += passed * max(share, self.least_share)
         if self.saved < lost:
             return False
         self.saved, self.share = 0.0, max(self.share / 2, self.least_share)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.objective import first_best, price_of, rate_of
+from vllm_dflash.planning.objective import first_best, price_of, rate_of, worth_of
 from vllm_dflash.planning.step import Plan
 
 CATCH_UP_STEPS = 64
@@ -151,6 +151,23 @@ def best_drafted(
     rate = float(rates[best, width])
     price = price_of(count, rate, float(seconds[best, width]), fair)
     return replace(free, drafted=drafted, width=int(widths[width]), price=price, rate=rate)
+
+
+def perfect_rate(costs: StepCosts, batch: Batch, fair: bool) -> float:
+    """Return the best rate of a step whose blocks, for one request or for all, were accepted
+    whole: no drafter does better.
+
+    Args:
+        costs: costs of steps.
+        batch: R requests.
+        fair: the objective.
+    """
+    each, some = batch.context / batch.size, np.array([[1], [batch.size]])
+    gain = worth_of(np.ones(batch.blocks.shape[1]), fair).cumsum() * some
+    drafts = some * np.arange(1, batch.blocks.shape[1] + 1)
+    seconds = costs.target(batch.size, batch.size + drafts, batch.context, drafts * each)
+    seconds = seconds + costs.block(some + drafts, some * each)
+    return float(rate_of(batch.size, gain, seconds, fair).max())
 
 
 def _summed(worth: Floats) -> Floats:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.planner_world import names, step_of, straight_costs
+from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldPlanner, v2
-from vllm_dflash.planning.costs import Attention
+from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.planner import LEAST_LOST, MOST_LOST, Planner
 from vllm_dflash.planning.probes import (
     FIRST_SHARE,
@@ -50,6 +50,31 @@ def test_what_was_never_measured_is_saved_for_at_the_first_share() -> None:
     assert not probes.are_due(1.0, 1.0, is_new=True)
     assert probes.saved == pytest.approx(0.017)
     assert probes.share == LEAST_SHARE
+
+
+def test_a_probe_that_can_win_little_is_saved_for_slowly() -> None:
+    """A tenth of the step's rate at most: a tenth of the share, but never below the long run's."""
+    saved = {}
+    for promise in (3.0, 1.0, 0.2, 0.1, 0.0):
+        probes = Probes()
+        assert not probes.are_due(1.0, 1.0, promise=promise)
+        saved[promise] = probes.saved
+    assert saved == pytest.approx({3.0: 0.015, 1.0: 0.015, 0.2: 0.003, 0.1: 0.002, 0.0: 0.002})
+    probes = Probes(share=LEAST_SHARE)
+    assert not probes.are_due(1.0, 1.0, is_new=True, promise=0.2)
+    assert probes.saved == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize("of", ["V1", "V2"])
+def test_a_probe_promises_what_perfect_drafts_would_win(of: str) -> None:
+    """One request: 5 tokens in 16.75 ms instead of one in 11. Where rows are dear, nothing."""
+    ours = ToldPlanner(*USELESS, v2=v2() if of == "V2" else None)
+    ours.plans([4])
+    assert ours.probes.promises == pytest.approx([5 / (15 + 1.75) * 11 - 1])
+    rows = StepCosts(straight(0, 10), straight(0.5, 0.25), straight(0.2, 0.05), 64)
+    ours.costs = rows
+    ours.plans([4] * 8)
+    assert ours.probes.promises[-1] == 0.0
 
 
 def verified(ours: Planner, request: int) -> None:

@@ -21,6 +21,7 @@ from vllm_dflash.planning.search import (
     best_drafted,
     best_first,
     best_lengths,
+    perfect_rate,
 )
 from vllm_dflash.planning.step import Plan
 
@@ -226,3 +227,22 @@ def test_who_has_much_to_catch_up_is_drafted_if_that_pays_within_some_steps() ->
     worse = GOOD * np.array([[1.0], [0.9], [1.0]])
     assert drafted_of(batch_of(worse)) == [True] * 3
     assert drafted_of(batch_of(worse, waiting=4 * waiting)) == [True, False, True]
+
+
+@BOTH
+@pytest.mark.parametrize("drafting_ms", [0.0, 60.0], ids=["cheap", "dear"])
+@given(steps, st.integers(1, 4), st.sampled_from([0.0, 1e-6]))
+def test_no_drafts_of_one_request_or_of_all_are_better_than_perfect_ones(
+    fair: bool, drafting_ms: float, increments: list[float], count: int, reading: float
+) -> None:
+    costs = costs_of(increments, Attention(0.0, reading, reading))
+    costs.draft = straight(drafting_ms, 0.25)
+    batch = batch_of(np.ones((count, WIDTH)), context_lens=np.full(count, 700))
+    ways = []
+    for some, width in product({1, count}, range(1, WIDTH + 1)):
+        drafts = some * width
+        seconds = float(costs.target(count, count + drafts, 700.0 * count, 700.0 * drafts))
+        seconds += float(costs.block(some * (1 + width), 700.0 * some))
+        worth = worth_of(np.ones((some, width)), fair).sum()
+        ways.append(float(rate_of(count, worth, seconds, fair)))
+    assert perfect_rate(costs, batch, fair) == pytest.approx(max(ways))
