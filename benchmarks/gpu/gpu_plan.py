@@ -49,6 +49,11 @@ class Part:
         return self.name.replace(" ", "-").replace("=", "")
 
     @property
+    def imports_vllm(self) -> bool:
+        """Whether it is a module of this folder, which may be forked; pytest imports by itself."""
+        return "gpu." in self.command[2]
+
+    @property
     def limit(self) -> float:
         """Seconds after which it is ended."""
         return min(2 * self.seconds, LONGEST)

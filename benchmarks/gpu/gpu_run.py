@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from gpu.gpu_forks import can_fork, forked
 from gpu.gpu_machine import ROOT, kind_of, version_of
 from gpu.gpu_plan import RESULT, Part
 from vllm_dflash.tools.console import INTERRUPTED
@@ -158,7 +160,7 @@ def _execute(
     """Return the exit code; None: it was ended. `news` gets the seconds at each new result."""
     command = [str(result) if word == RESULT else word for word in part.command]
     with log.open("w") as told, result.open("w") as printed:
-        process = psutil.Popen(
+        process = (forked if part.imports_vllm and can_fork(command) else psutil.Popen)(
             command,
             cwd=ROOT,
             env=environment,
@@ -175,14 +177,14 @@ def _execute(
             if (written := result.stat().st_mtime_ns) != changed:
                 changed = written
                 news(seconds)
-            with suppress(psutil.TimeoutExpired):
+            with suppress(psutil.TimeoutExpired, subprocess.TimeoutExpired):
                 return process.wait(1)
         return None
     finally:
         _end(process)
 
 
-def _end(process: psutil.Popen) -> None:
+def _end(process: psutil.Process) -> None:
     """Send Ctrl-C, then kill what is left, including engines in sessions of their own."""
     if process.poll() is None:
         family = [process, *process.children(recursive=True)]

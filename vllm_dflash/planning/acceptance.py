@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning import Floats, Ints
 
 PRIOR_TOKENS = 4.0
 """Observations that all requests together are worth for one of them, and no bias for all."""
@@ -23,9 +23,8 @@ REQUEST_FADES, GLOBAL_FADES = 8, 32
 """Most steps without drafts for which these ratios fade: old evidence counts little."""
 CURVE_RATE = 0.1
 """Weight of the newest block in what is expected of a request's next one."""
-TYPICAL_RATE, OLD_WEIGHT = 0.1, 0.1
-"""Weight of a request's first block in what is expected of new requests, and the share of it that
-its later blocks keep: one long request says little about others."""
+TYPICAL_RATE = 0.1
+"""Weight of a block in what is expected of new requests; all of a step have 0.5 at most."""
 ASSUMED = 0.8
 """Acceptance rate of drafts that is assumed at first."""
 TRUST = 1.0 - 0.78 * np.maximum(np.arange(512.0), 1.0) ** -0.76
@@ -64,10 +63,6 @@ class Acceptance:
         """Survival that is expected of a new request's drafts, [K]."""
         self.curves = np.tile(self.typical, (num_rows, 1))
         """Survival that each request's next drafts promise, not corrected, [rows, K]."""
-        self.kept = np.ones((num_rows, max_draft))
-        """V1: share of each request's drafts that were worth verifying, [rows, K]."""
-        self.typical_kept = np.ones(max_draft)
-        """The same of a new request's."""
         self.counts = np.zeros((num_rows, 2))
         """Drafts of each request that were lately expected to be accepted (of texts: rejected), and
         that were, [rows, 2]."""
@@ -83,7 +78,7 @@ class Acceptance:
 
     def forget(self, rows: Ints) -> None:
         """Reset rows that now belong to new requests."""
-        self.curves[rows], self.kept[rows] = self.typical, self.typical_kept
+        self.curves[rows] = self.typical
         self.counts[rows] = 0.0
         self.num_observed[rows], self.last_step[rows] = 0, NEVER
 
@@ -113,28 +108,20 @@ class Acceptance:
         found: Floats = np.minimum(self.curves[rows] * self.ratio(rows)[:, None] ** places, 1.0)
         return found
 
-    def observe_drafts(self, rows: Ints, survival: Floats, is_kept: Bools | None = None) -> None:
-        """Learn what the new drafts of D requests promise, [D, w]; `is_kept`: whether they were
-        worth verifying. Drafts that a narrower block lacks would have gone on as it did."""
+    def observe_drafts(self, rows: Ints, survival: Floats) -> None:
+        """Learn what the new drafts of D requests promise, [D, w]. Drafts that a narrower block
+        lacks would have gone on as it did."""
         if not len(rows):
             return
-        kept = np.ones_like(survival) if is_kept is None else is_kept * 1.0
         missing = self.curves.shape[1] - survival.shape[1]
         if missing:
             last, width = survival[:, -1:], survival.shape[1]
             more = last ** (1.0 + np.arange(1, missing + 1) / width)
             survival = np.concatenate([survival, more], axis=1)
-            kept = np.concatenate([kept, np.repeat(kept[:, -1:], missing, axis=1)], axis=1)
-        seen = self.num_observed[rows]
-        weights = TYPICAL_RATE * np.maximum(1.0 / (1.0 + seen), OLD_WEIGHT)
-        total = weights.sum()
-        for own, typical, new in (
-            (self.curves, self.typical, survival * kept),
-            (self.kept, self.typical_kept, kept),
-        ):
-            own[rows] += CURVE_RATE * (new - own[rows])
-            typical += min(total, 0.5) * (weights @ new / total - typical)
-        self.num_observed[rows] = seen + 1
+        self.curves[rows] += CURVE_RATE * (survival - self.curves[rows])
+        weight = min(TYPICAL_RATE * len(rows), 0.5)
+        self.typical += weight * (survival.mean(axis=0) - self.typical)
+        self.num_observed[rows] += 1
 
     def observe_outcomes(
         self, rows: Ints, confidence: Floats, verified: Ints, accepted: Ints

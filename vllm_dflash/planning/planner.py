@@ -132,7 +132,6 @@ class Planner(DraftLearner):
             np.zeros(count, np.int64) if waiting is None else waiting,
             worth_of(texts, self.fair),
             worth_of(self.blocks.expected(rows), self.fair),
-            self.blocks.kept[rows],
         )
         plain_seconds = self.costs.plain(count, batch.context)
         plain = Plan.without_block(
@@ -274,13 +273,8 @@ class Planner(DraftLearner):
         requests, gain, seconds = best_first(self.costs, worth, step.context_lens, plan.price)
         best = first_best(gain - plan.price * seconds)
         lengths = np.bincount(requests[:best], minlength=count)
-        reading = plan.price * self.costs.attention.draft * step.context_lens
-        least = np.inf
-        if best:  # what the last draft that is kept is worth beyond its reading, but for rounding
-            least = gain[best] - gain[best - 1] - reading[requests[best - 1]] - 1e-9
         if width and not step.repeats_plan:
-            is_kept = own - reading[drafted, None] >= least
-            self.blocks.observe_drafts(rows[drafted], confidence.cumprod(axis=1), is_kept)
+            self.blocks.observe_drafts(rows[drafted], confidence.cumprod(axis=1))
         if plan.min_verified:
             fewest = np.minimum(step.limits, plan.min_verified) * plan.drafted
             lengths = np.where(is_text, lengths, np.maximum(lengths, fewest))

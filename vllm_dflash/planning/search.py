@@ -29,8 +29,6 @@ class Batch(NamedTuple):
     """Worth of what their texts predict, [R, F]."""
     blocks: Floats
     """Worth that is expected of their blocks, [R, K]."""
-    kept: Floats
-    """Share of the blocks' drafts that will be verified, [R, K]."""
 
     @property
     def size(self) -> int:
@@ -129,14 +127,13 @@ def best_drafted(
     lengths = np.minimum(widths, batch.limits[:, None])  # [R, K]
     of_text = _summed(batch.texts)[request, free.lengths]
     gain = _summed(batch.blocks)[request[:, None], lengths] - of_text[:, None]
-    verified = _summed(batch.kept)[request[:, None], lengths]
     # Those first who gain most beyond what reading their contexts takes.
-    reading = costs.attention.draft * verified + costs.attention.block
+    reading = costs.attention.draft * lengths + costs.attention.block
     net = gain - free.price * reading * batch.context_lens[:, None]
     net[batch.limits == 0] = -np.inf
     order = np.argsort(-net, axis=0, kind="stable")[: min(most, int((batch.limits > 0).sum()))]
     gains = of_text.sum() + np.take_along_axis(gain, order, 0).cumsum(axis=0)  # [m, K]
-    more = np.take_along_axis(verified - free.lengths[:, None], order, 0)
+    more = np.take_along_axis(lengths - free.lengths[:, None], order, 0)
     lens, number = batch.context_lens[order], np.arange(1, len(order) + 1)[:, None]
     rows = count + free.lengths.sum() + more.cumsum(axis=0)
     of_drafts = free.lengths @ batch.context_lens + (more * lens).cumsum(axis=0)

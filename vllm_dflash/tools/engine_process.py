@@ -75,6 +75,9 @@ def temporary_logs(prefix: str) -> Iterator[Path]:
 class EngineProcess:
     """A process that starts an engine and answers questions about it."""
 
+    launch: Callable[..., subprocess.Popen[str]] = staticmethod(subprocess.Popen)
+    """What starts a process, if not `subprocess.Popen`."""
+
     def __init__(
         self,
         log: Path,
@@ -100,8 +103,14 @@ class EngineProcess:
         self._patience = 2 * SECONDS_TO_CLOSE
         variables = {**os.environ, **environment}
         with log.open("w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, start, json.dumps(arguments)],
+            self._process = self.launch(
+                [
+                    sys.executable,
+                    "-m",
+                    "vllm_dflash.tools.engine_process",
+                    start,
+                    json.dumps(arguments),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

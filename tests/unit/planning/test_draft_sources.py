@@ -90,11 +90,6 @@ def test_drafts_are_cut_where_they_are_not_worth_their_time(
     step = drafted_step([True, True], limits, price=price, min_verified=wanted)
     confidence = np.array([[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]])
     assert ours.choose(step, confidence)[0].tolist() == lengths
-    # What is worth verifying is known for the next plans.
-    kept = np.array([[0.9, 0.72, 0.36], [0.4, 0.04, 0.004]]) >= price / 1000
-    kept &= np.arange(3) < np.array(limits)[:, None]
-    rows = ours._rows(names(2))
-    assert (ours.blocks.kept[rows] == 1).tolist() == kept.tolist()
 
 
 def test_a_step_that_repeats_a_plan_says_nothing_new_about_what_to_expect() -> None:

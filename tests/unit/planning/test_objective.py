@@ -46,7 +46,7 @@ def best_of(worth: Floats, fair: bool, alike: Ints, drafting: float = 0.0) -> Pl
     """Return the best lengths: any, or if some are given, those for all alike."""
     count, width = worth.shape
     zeros = np.zeros(count, np.int64)
-    batch = Batch(zeros, zeros + width, zeros, worth, worth, worth)
+    batch = Batch(zeros, zeros + width, zeros, worth, worth)
     otherwise = Plan.without_block(count, lengths=zeros, rate=1.0)
     ragged_seconds = 1000.0 if len(alike) else 0.0
     return best_lengths(batch, worth, otherwise, COSTS, fair, drafting, alike, ragged_seconds)

@@ -102,7 +102,7 @@ def batch_of(blocks: Floats, **fields: Any) -> Batch:
     """Return a batch whose requests can use all drafts, and have no texts."""
     count, width = blocks.shape
     zeros = np.zeros(count, np.int64)
-    batch = Batch(zeros, zeros + width, zeros, np.zeros((count, 0)), blocks, np.ones_like(blocks))
+    batch = Batch(zeros, zeros + width, zeros, np.zeros((count, 0)), blocks)
     return batch._replace(**fields)
 
 
@@ -145,31 +145,23 @@ def test_lengths_are_the_best_of_all(
 
 
 @BOTH
-@given(
-    chains,
-    steps,
-    st.integers(1, 3),
-    st.sampled_from([0, 1000]),
-    st.lists(st.floats(0.0, 1.0), min_size=WIDTH, max_size=WIDTH),
-)
+@given(chains, steps, st.integers(1, 3), st.sampled_from([0, 1000]))
 def test_who_is_drafted_and_how_wide_is_the_best_of_all(
     fair: bool,
     conditional: list[list[float]],
     increments: list[float],
     most: int,
     context: int,
-    shares: list[float],
 ) -> None:
     """Every subset of requests that gain differently and cost alike, with every width."""
     blocks = worth_of(np.array(conditional).cumprod(axis=1), fair)
     count, attention = len(blocks), Attention(1e-6, 1e-6, 2e-6)
     costs, lens = costs_of(increments, attention), np.full(count, context)
-    kept = np.tile(np.sort(shares)[::-1], (count, 1))
-    batch = batch_of(blocks, context_lens=lens, kept=kept)
+    batch = batch_of(blocks, context_lens=lens)
     free = plain_of(costs, count, count * context, fair)
 
     def rate(drafted: Ints, width: int) -> tuple[float, float]:
-        number, verified = drafted.sum(), kept[0, :width].sum() * drafted.sum()
+        number, verified = drafted.sum(), width * drafted.sum()
         total = count * context
         seconds = float(costs.target(count, count + verified, total, verified * context))
         seconds += float(costs.block(number * (1 + width), number * context))
