@@ -46,7 +46,6 @@ CHOICE = {
     **WIDTHS,
     "HEAD": 6,
     "MOST_TRUST": 511,
-    "AGREEMENT": 8,
     "PRIOR": 8.0,
 }
 TILE = "ROWS", "KEYS", "num_stages"

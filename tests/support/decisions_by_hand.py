@@ -10,7 +10,7 @@ import numpy as np
 
 from support.bias_by_hand import Bias
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
-from vllm_dflash.planning.acceptance import AGREEMENT, TRUST
+from vllm_dflash.planning.acceptance import TRUST
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 TOO_CLOSE = 1e-5
@@ -73,10 +73,6 @@ class DecisionsByHand:
             tokens, held.match = found
             length = width if held.match else 0
             held.tokens = tokens if held.match else [last] * width
-            agree = 0
-            while confidence is not None and agree < length and tokens[agree] == given[agree]:
-                agree += 1
-            held.match += AGREEMENT * agree
             trusted = [TRUST[min(held.match + one, len(TRUST) - 1)] for one in range(width)]
             held.trust = [one if place < length else 0.0 for place, one in enumerate(trusted)]
             chances[1] = [

@@ -28,8 +28,6 @@ class Predicted(NamedTuple):
     """Tokens predicted."""
     came_true: int
     """Those that are right, up to the first wrong one."""
-    agreed: int
-    """Those that the drafter's block has as well, up to the first that differs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class RecordedDrafts:
     block_true: Ints
     """Drafts of that block up to the first wrong one, [N, T]."""
     predicted: Ints
-    """The four numbers of `Predicted` for each token, [N, T, 4]."""
+    """The three numbers of `Predicted` for each token, [N, T, 3]."""
 
     @property
     def width(self) -> int:
@@ -66,9 +64,7 @@ class RecordedDrafts:
 
     def with_useless_blocks(self) -> RecordedDrafts:
         """Return drafts whose blocks are as confident as these, and never right."""
-        predicted = self.predicted.copy()
-        predicted[:, :, Predicted._fields.index("agreed")] = 0
-        return replace(self, block_true=np.zeros_like(self.block_true), predicted=predicted)
+        return replace(self, block_true=np.zeros_like(self.block_true))
 
 
 class Recording(NamedTuple):
@@ -103,12 +99,12 @@ def recorded_drafts() -> tuple[RecordedDrafts, RecordedDrafts, RecordedDrafts]:
     """Return drafts of texts that the target writes greedily, of drawn ones, of edited copies."""
     texts, prompts, drafts, confidence, kinds = recording()
     shape = drafts.shape
-    block_true, predicted = np.zeros(shape[:2], np.int64), np.zeros((*shape[:2], 4), np.int64)
+    block_true, predicted = np.zeros(shape[:2], np.int64), np.zeros((*shape[:2], 3), np.int64)
     for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         for place in range(shape[1]):
             end, block = prompt + place + 1, drafts[number, place]
             block_true[number, place] = alike(block, text[end:])
-            predicted[number, place] = predicts(text, end, block)
+            predicted[number, place] = predicts(text, end, shape[2])
     every = RecordedDrafts(prompts, confidence, block_true, predicted)
     greedy, drawn, copies = kinds
     return every.only(greedy), every.only(drawn), every.only(copies)
@@ -132,10 +128,10 @@ def longest_match(text: Ints, end: int) -> tuple[int, int]:
     return (best, start) if best >= SHORTEST else (0, 0)
 
 
-def predicts(text: Ints, end: int, block: Ints) -> Predicted:
-    """Return what a text's first `end` tokens predict of up to K more, beside a block of K."""
+def predicts(text: Ints, end: int, most: int) -> Predicted:
+    """Return what a text's first `end` tokens predict of up to so many more."""
     best, start = longest_match(text, end)
     if not best:
-        return Predicted(0, 0, 0, 0)
-    tokens = text[start + np.arange(len(block)) % (end - start)]  # it wraps around
-    return Predicted(best, len(tokens), alike(tokens, text[end:]), alike(tokens, block))
+        return Predicted(0, 0, 0)
+    tokens = text[start + np.arange(most) % (end - start)]  # it wraps around
+    return Predicted(best, most, alike(tokens, text[end:]))

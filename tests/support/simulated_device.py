@@ -13,7 +13,7 @@ import numpy as np
 from support.bias_by_hand import Bias
 from support.recorded_drafts import RecordedDrafts
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.acceptance import AGREEMENT, TRUST
+from vllm_dflash.planning.acceptance import TRUST
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Outcomes
 
 
@@ -96,11 +96,10 @@ class SimulatedDevice:
             confidence[0] = self._confidence[slots]
             self._block_true[slots] = self.drafts.block_true[text, place]
         if self.looks_up:
-            match, length, came_true, agreed = self.drafts.predicted[text, place].T
+            match, length, came_true = self.drafts.predicted[text, place].T
             self._match[slots], self._length[slots] = match, length
             self._text_true[slots] = came_true
-            sure = match + AGREEMENT * agreed * runs_block
-            trust = TRUST[np.minimum(sure[:, None] + draft, len(TRUST) - 1)]
+            trust = TRUST[np.minimum(match[:, None] + draft, len(TRUST) - 1)]
             confidence[1] = trust * (draft < length[:, None])
         self._of_text[slots] = confidence[1]
         of_block, of_text = (bias.of(slots)[:, None] for bias in self._biases)

@@ -30,8 +30,6 @@ ASSUMED = 0.8
 TRUST = 1.0 - 0.78 * np.maximum(np.arange(512.0), 1.0) ** -0.76
 """Confidence in the token after a match of this many tokens. In source code, 46% are wrong after a
 match of 2, and 16% after one of 8."""
-AGREEMENT = 8
-"""Tokens of a match that one agreeing token of the drafter, made independently, is worth."""
 FURTHER = 0.93
 """V2: what is left of a text's expected survival for each draft further on: once that is verified,
 the match that promised it is some steps old."""

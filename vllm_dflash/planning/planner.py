@@ -25,7 +25,6 @@ from dataclasses import replace
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
-from vllm_dflash.planning.acceptance import AGREEMENT
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.learning import DraftLearner
 from vllm_dflash.planning.objective import first_best, price_of, worth_of
@@ -242,7 +241,7 @@ class Planner(DraftLearner):
         What was already spent on drafting is sunk.
 
         Args:
-            step: has its plan, `limits` of the drafted requests, [R], and what they `agreed` on.
+            step: has its plan, and `limits` of the drafted requests, [R].
             confidence: probability of each drafted token under the drafter, [D, w].
 
         Returns:
@@ -252,8 +251,7 @@ class Planner(DraftLearner):
         confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
         worth = np.zeros_like(confidence_of)
         if step.predicted is not None:
-            matches = step.predicted.matches + AGREEMENT * step.agreed
-            found = self._expect_found(rows, matches, step.predicted.lengths)
+            found = self._expect_found(rows, step.predicted.matches, step.predicted.lengths)
             most = found.shape[1]
             confidence_of[:, :most] = found
             worth[:, :most] = worth_of(self.texts.survival(rows, found), self.fair)

@@ -88,8 +88,7 @@ class Outcomes(NamedTuple):
     admitted: Ints
     """Drafts that were verified, and placeholders for them, [R]."""
     matches: Ints
-    """Tokens of the match in the last look-up, plus `AGREEMENT` for each leading draft that the
-    block had as well, [R]."""
+    """Tokens of the match in the last look-up, [R]."""
     text_lengths: Ints
     """Tokens that this look-up predicted, [R]."""
     known: Ints
@@ -151,8 +150,6 @@ class StepRecord:
     """Most drafts that each can use in the next step, [R]; after drafting, the finite ones."""
     predicted: Predicted | None = None
     """What the text predicts, and what became of its last prediction; None: nothing at all."""
-    agreed: Ints = field(default_factory=lambda: UNSET)
-    """First drafts of each drafted request that the text predicts as well, [R]."""
     context_lens: Ints = field(default_factory=lambda: UNSET)
     """Tokens of context of each, where known, [R]."""
     waiting: Ints = field(default_factory=lambda: UNSET)

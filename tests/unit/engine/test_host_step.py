@@ -436,24 +436,6 @@ def test_tokens_are_written_where_the_runner_will_write_them() -> None:
     assert host.all_texts.tolist() == before.tolist()
 
 
-@pytest.mark.parametrize(
-    ("block", "agreed_on"),
-    [([8, 9, 3, 4], 4), ([8, 9, 0, 4], 2), ([0, 9, 3, 4], 0), ([8], 1), ([], 0)],
-)
-def test_how_far_a_block_says_what_the_text_does(block: list[int], agreed_on: int) -> None:
-    """The first has a text and no block, the second a block and no text, the third neither."""
-    drafted = np.array([False, True, False, True])
-    host = Host(FromText(Plan(drafted, 4)), looks_up=True)
-    blocks = BlockDrafts(np.array([1, 3]), [[8, 9, 3, 4], block], np.ones((2, 4)))
-    drafter = SimpleNamespace(draft=lambda *_: blocks, reads_newest=False)
-    host.block = drafter  # type: ignore[assignment]
-    host.all_texts[[0, 3], :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
-    step, _ = host.step(7, 7, 7, 7, sampled=[[1000], [1], [1], [1000]])
-    assert step.predicted is not None
-    assert step.predicted.lengths.tolist() == [MOST_FREE, 0, 0, MOST_FREE]
-    assert step.agreed.tolist() == [0, 0, 0, agreed_on]
-
-
 # --- what was handed over ----------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from support.planner_world import names, step_of
 from support.simulated_host import SimulatedHost, Static, Written, made_up
 from support.told_planner import ToldPlanner
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.acceptance import AGREEMENT, TRUST
+from vllm_dflash.planning.acceptance import TRUST
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Plan, Predicted, StepRecord
 
 CPU = CostTable.read("cpu_2_cores")
@@ -102,17 +102,6 @@ def test_a_step_that_repeats_a_plan_says_nothing_new_about_what_to_expect() -> N
     assert ours.blocks.num_observed[row] == 0
     assert ours.blocks.curves[row].tolist() == [0.9, 0.8, 0.7]
     assert ours._handed[row] == 3
-
-
-def test_a_drafter_that_agrees_lengthens_the_trust_in_a_match() -> None:
-    def text_of(agreed: int) -> bool:
-        ours = ToldPlanner(0.9, 0.8, 0.7, most_free=6)
-        step = drafted_step([True])
-        step.predicted, step.agreed = predicted([6], match=2), np.array([agreed])
-        return bool(ours.choose(step, np.full((1, 3), 0.9))[1][0])
-
-    assert AGREEMENT * 2 + 2 == 18
-    assert [text_of(agreed) for agreed in (0, 2)] == [False, True]
 
 
 def test_each_block_is_its_own_requests() -> None:

@@ -312,21 +312,10 @@ class HostStep:
         step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())
         step.nan_drafts -= int(usable.sum())
         step.limits = usable
-        if step.has_text:
-            self._compare(step, block)
         with step.timing("planning"):
             step.lengths, step.from_text = self.planner.choose(step, block.confidence)
         if not self.planner.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
-
-    def _compare(self, step: StepRecord, block: BlockDrafts) -> None:
-        """Count the first drafts of each block that agree with the request's free drafts."""
-        assert self.free_drafts is not None
-        assert step.predicted is not None
-        for request, drafts in zip(block.requests.tolist(), block.tokens, strict=True):
-            length = min(int(step.predicted.lengths[request]), len(drafts))
-            differ = np.array(drafts[:length]) != self.free_drafts.tokens(request, length)
-            step.agreed[request] = differ.argmax() if differ.any() else length
 
     def _hand_over(self, step: StepRecord, block: BlockDrafts) -> list[list[int]]:
         """Return the drafts for the scheduler, and remember which requests have some."""

@@ -14,7 +14,7 @@ from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
-from vllm_dflash.planning.acceptance import AGREEMENT, PRIOR_TOKENS
+from vllm_dflash.planning.acceptance import PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 
@@ -45,7 +45,6 @@ def _choose(  # type: ignore[no-untyped-def]
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     MOST_TRUST: tl.constexpr,
-    AGREEMENT: tl.constexpr,
     PRIOR: tl.constexpr,
     NO_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -78,10 +77,6 @@ def _choose(  # type: ignore[no-untyped-def]
         is_predicted = is_place & (match > 0)
         predicted = tl.load(found_tokens + row, mask=is_predicted, other=0)
         predicted = tl.where(match > 0, predicted, last)
-        if HAS_BLOCK:
-            match += AGREEMENT * tl.min(
-                tl.where(is_predicted & (predicted == given), PADDED_K, draft), axis=0
-            )
         trusted = tl.load(trust + tl.minimum(match + draft, MOST_TRUST))
         trusted = tl.where(is_predicted, trusted, 0.0)
     chance_of_text = 1.0 - bias_of(record + 4, overall + 2, PRIOR) * (1.0 - trusted)
@@ -128,7 +123,6 @@ def choose(
         K=width,
         PADDED_K=next_power_of_2(width),
         MOST_TRUST=len(slots.trust) - 1,
-        AGREEMENT=AGREEMENT,
         PRIOR=PRIOR_TOKENS,
         NO_DRAFTS=NO_DRAFTS,
         BLOCK=BLOCK,

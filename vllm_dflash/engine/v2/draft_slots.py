@@ -11,9 +11,8 @@ from vllm_dflash.planning.acceptance import TRUST
 
 HEAD = 6
 """Columns of a slot's record before those of its drafts: their source (`Outcomes.source`); tokens
-that the text matched, plus `AGREEMENT` for each leading draft that the block has as well (0: the
-text predicts nothing); and what the biases are made of, decayed: a block's drafts expected to be
-accepted, and accepted; a text's expected to be rejected, and rejected."""
+that the text matched (0: it predicts nothing); and what the biases are made of, decayed: a block's
+drafts expected to be accepted, and accepted; a text's expected to be rejected, and rejected."""
 
 
 class Batch(NamedTuple):
