@@ -111,7 +111,7 @@ class ForkServer:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as told:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpu.gpu_forks", place],
+                [sys.executable, "-m", "gpu.gpu_forks", place, *IMPORTED],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -130,9 +130,9 @@ class ForkServer:
         self._folder.cleanup()
 
 
-def serve(place: str) -> None:
-    """Fork for whoever asks, until the input ends."""
-    for name in IMPORTED:
+def serve(place: str, names: Sequence[str]) -> None:
+    """Import these modules, and fork for whoever asks, until the input ends."""
+    for name in names:
         with suppress(ImportError):
             import_module(name)
     torch = sys.modules["torch"]
@@ -179,8 +179,9 @@ def _tell_end(waits: selectors.BaseSelector, pid: int, ended: int, asker: socket
     if ended not in waits.get_map():  # both were ready
         return
     if not select.select([ended], [], [], 0)[0]:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # it may not have a session of its own yet
             os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     with suppress(OSError):
         asker.sendall(str(os.waitstatus_to_exitcode(status)).encode())
@@ -219,4 +220,4 @@ def _become(asked: dict[str, Any], places: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demo_models import DEMO
 from gpu.gpu_machine import ROOT
-from gpu.gpu_sizes import SIZES, TINY, Size
+from gpu.gpu_sizes import SIZES, TINY, TREES, Size
 from vllm_dflash.tools.tables import Table
 
 HERE = Path(__file__).parent
@@ -26,6 +26,9 @@ PARITY = (
     *("--target", str(DEMO / "target"), "--json"),
 )
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
+TEXTS, SPEED, DRAFTERS, SOUND, REST = "texts", "speed", "drafters", "sound", "rest"
+"""Groups, in their order."""
+SMOLLM2 = ROOT / "models" / "smollm2"
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
 """Backends, and the dtype that each is tried in: FlashAttention has no float32."""
 
@@ -60,21 +63,25 @@ class Part:
 
 
 def plan(memory_gib: float) -> list[Part]:
-    """Plan what a GPU with this much memory runs, the most telling parts first."""
-    parts = [_kernels(70, "cuda")]
-    for mode, seconds in (("eager", 40), ("graphs", 75)):
-        parts += [_text(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
-        parts += [_planned(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
-    parts += [_adaptive(backend, dtype, 75) for backend, dtype in BACKENDS.items()]
-    second, *others = SIZES
-    parts += _bench(second, memory_gib)
-    parts += [_tests("graphs", "test_cuda", 240), _tests("load", "test_cuda_load", 90)]
+    """Plan what a GPU with this much memory runs, in the order of what is least known."""
+    both = BACKENDS.items()
+    parts = [_planned(backend, dtype, "graphs", 60) for backend, dtype in both]
+    parts += [_adaptive(backend, dtype, 60) for backend, dtype in both]
+    parts.append(_tests("synchronous", "test_cuda", 150, "-k", "synchronous and adaptive"))
+    first, *others = SIZES
+    parts += _bench(first, memory_gib)
+    if (SMOLLM2 / "target").is_dir():
+        parts += [_smollm2_speed(260), *_smollm2_training(300)]
     for dtype, tolerance in TOLERANCES.items():
         options = ("--dtype", dtype, "--tolerance", tolerance)
-        parts.append(Part(f"parity {dtype}", 75, (*PARITY, *options), "third"))
-    for mode, seconds in (("eager", 60), ("graphs", 120)):
-        parts += [_trees(backend, dtype, mode, seconds) for backend, dtype in BACKENDS.items()]
-    parts += [_soak(backend, dtype, 300, 390) for backend, dtype in BACKENDS.items()]
+        parts.append(Part(f"parity {dtype}", 60, (*PARITY, *options), SOUND))
+    parts += [_soak(backend, dtype, 100, 150) for backend, dtype in both]
+    parts += [_kernels(150, "cuda"), _tests("graphs", "test_cuda", 240)]
+    parts.append(_tests("load", "test_cuda_load", 120))
+    for mode, seconds in (("eager", 60), ("graphs", 90)):
+        parts += [_text(backend, dtype, mode, seconds) for backend, dtype in both]
+        parts += [_trees(backend, dtype, mode, seconds) for backend, dtype in both]
+    parts += [_planned(backend, dtype, "eager", 60) for backend, dtype in both]
     return parts + [part for size in others for part in _bench(size, memory_gib)]
 
 
@@ -91,7 +98,7 @@ def plan_dry_run(prompts: Path) -> list[Part]:
         _trees("", "float32", "eager", 240, *few),
         _trees("", "float32", "graphs", 240, *few),
         _tests("load", "test_cuda_load", 240, "--emulated"),
-        Part("parity float32", 240, parity, "third"),
+        Part("parity float32", 240, parity, SOUND),
         _soak("", "float32", 4, 240, "--tiny"),
         *_bench(TINY, memory_gib=1.0),
     ]
@@ -134,41 +141,70 @@ def _module(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _kernels(seconds: float, sizes: str) -> Part:
-    return Part("kernels", seconds, _module("gpu_kernels", sizes), "first")
+    return Part("kernels", seconds, _module("gpu_kernels", sizes), SOUND)
 
 
 def _text(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
     name = " ".join(filter(None, ("text", mode, backend)))
     options = (*more, "--dtype", dtype, "--mode", mode, "--backend", backend)
-    return Part(name, seconds, _module("gpu_text", *options), "first")
+    return Part(name, seconds, _module("gpu_text", *options), REST)
 
 
 def _planned(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
     text = _text(backend, dtype, mode, seconds, *more, "--planned")
-    return replace(text, name=f"planned {text.name}", group="planned")
+    return replace(text, name=f"planned {text.name}", group=TEXTS if mode == "graphs" else REST)
 
 
 def _adaptive(backend: str, dtype: str, seconds: float, *more: str) -> Part:
     text = _text(backend, dtype, "graphs", seconds, *more, "--adaptive")
-    return replace(text, name=f"adaptive {text.name}", group="planned")
+    return replace(text, name=f"adaptive {text.name}", group=TEXTS)
 
 
 def _trees(backend: str, dtype: str, mode: str, seconds: float, *more: str) -> Part:
     text = _text(backend, dtype, mode, seconds, *more, "--tree", str(NODES))
-    return replace(text, name=f"trees{text.name.removeprefix('text')}", group="trees")
+    return replace(text, name=f"trees{text.name.removeprefix('text')}", group=REST)
 
 
 def _soak(backend: str, dtype: str, traffic: float, seconds: float, *more: str) -> Part:
     options = (*more, "--dtype", dtype, "--seconds", str(traffic), "--backend", backend)
     name = " ".join(filter(None, ("soak", backend)))
-    return Part(name, seconds, _module("gpu_soak", *options), "soak")
+    return Part(name, seconds, _module("gpu_soak", *options), SOUND)
 
 
 def _tests(name: str, module: str, seconds: float, *more: str) -> Part:
     file = f"tests/engine/{module}.py"
     options = ("-v", "-m", "cuda", "-p", "no:cacheprovider", *more)
     command = (sys.executable, "-m", "pytest", file, *options)
-    return Part(name, seconds, command, "third", needs=("pytest", "hypothesis"))
+    group = SOUND if name != "synchronous" else TEXTS
+    return Part(name, seconds, command, group, needs=("pytest", "hypothesis"))
+
+
+def _smollm2_speed(seconds: float) -> Part:
+    """Measure a real model, all engines side by side."""
+    pair = ("--target", str(SMOLLM2 / "target"), "--drafter", str(SMOLLM2 / "drafter"))
+    load = ("--prompts", str(SMOLLM2 / "human_eval.jsonl"), "--concurrency", "1", "8", "32", "64")
+    windows = ("--tokens", "192", "--seconds", "3", "--rounds", "3")
+    sides = ("--native-k", "3", "7", "--beside", "blocks", "ngram", *_json(TREES))
+    memory = ("--kv-cache-memory-bytes", str(4 << 30), "--out", str(ROOT / "out/gpu/smollm2"))
+    words = ("bench", *pair, *load, *windows, *sides, *memory)
+    command = (sys.executable, "-m", "vllm_dflash.tools.cli", *words)
+    return Part("SmolLM2 on HumanEval", seconds, command, SPEED)
+
+
+def _smollm2_training(seconds: float) -> list[Part]:
+    """Train its drafter further, on answers that the GPU writes first. What is not written when
+    that part is ended is not missed."""
+    here = (sys.executable, str(ROOT / "examples" / "train_smollm2_drafter.py"))
+    options = ("--device", "cuda", "--rounds", "8", "--hours", f"{seconds / 3600:.3f}")
+    steps = {"answers": 75.0, "train": seconds + 60, "export": 20.0}
+    return [
+        Part(f"SmolLM2 {step}", most, (*here, step, *options), DRAFTERS)
+        for step, most in steps.items()
+    ]
+
+
+def _json(trees: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f'{{"draft_tree": {nodes}}}' for nodes in trees)
 
 
 def _bench(size: Size, memory_gib: float) -> list[Part]:

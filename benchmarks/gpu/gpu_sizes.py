@@ -13,7 +13,11 @@ HEAD_DIM = 64
 LONGEST_DRAFT = 7
 HELD_OUT_TOKENS = 256
 """Most tokens of a held-out prompt."""
-ADAPTIVE, FIXED = "native adaptive", "ours K=7"
+NATIVE = ("native K=3", "native K=7")
+ADAPTIVE, FIXED, BLOCKS_ONLY = "native adaptive", "ours K=7", "ours, blocks only"
+TREES = (15, 31)
+"""Nodes of draft trees."""
+WITH_TREES = tuple(f"ours, draft_tree {nodes}" for nodes in TREES)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Size:
 
 def side_of(name: str, drafter: str) -> Side:
     """Return one of the compared engines, by name."""
-    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1))
+    beside = ["ngram", "blocks", *(f'{{"draft_tree": {nodes}}}' for nodes in TREES)]
+    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1), beside)
     longest = next(side for side in sides if side.draft_tokens == LONGEST_DRAFT)
     config = longest.speculative_config or {}
     adaptive = config | {"enable_adaptive_verification": True}
@@ -100,46 +105,47 @@ LIKE_1_7B: dict[str, Any] = {
     "target": Shape(hidden=1024, intermediate=14336, heads=32, kv_heads=16, layers=28),
     "drafter": Shape(hidden=1024, intermediate=24576, heads=32, kv_heads=16, layers=3),
 }
+# Qwen3-8B's, in the same way.
+LIKE_8B: dict[str, Any] = {
+    "pair": "8B",
+    "target": Shape(hidden=4096, intermediate=13568, heads=32, kv_heads=16, layers=36),
+    "drafter": Shape(hidden=4096, intermediate=22528, heads=32, kv_heads=16, layers=3),
+    "seconds_to_widen": 60,
+}
 SIZES = (
     Size(
-        "1.7B",
-        "second",
-        **LIKE_1_7B,
-        sides=(PLAIN, "native K=7", ADAPTIVE, OURS),
-        loads=(Load("contexts up to 0.4k", None, 192, (1, 8, 32)),),
-        seconds=100,
-        seconds_to_widen=20,
+        "8B",
+        "speed",
+        **LIKE_8B,
+        sides=(PLAIN, OURS, *NATIVE, ADAPTIVE, "ngram", BLOCKS_ONLY, *WITH_TREES),
+        loads=(Load("contexts up to 0.4k", None, 192, (1, 8, 32, 64)),),
+        seconds=75,
     ),
     Size(
-        "1.7B more",
-        "1.7B",
-        **LIKE_1_7B,
-        sides=(PLAIN, "native K=3", "native K=7", ADAPTIVE, OURS, FIXED),
+        "8B long",
+        "rest",
+        **LIKE_8B,
+        sides=(PLAIN, OURS, "native K=7"),
         loads=(
-            Load("contexts up to 0.4k", None, 192, (4, 16, 64, 256)),
+            Load("contexts up to 2k", 1664, 320, (1, 16)),
+            Load("contexts of 8k", 7680, 480, (8,), is_real=False),
+            Load("contexts of 32k", 32000, 512, (2,), is_real=False),
+        ),
+        seconds=90,
+    ),
+    Size(
+        "1.7B",
+        "rest",
+        **LIKE_1_7B,
+        sides=(PLAIN, *NATIVE, ADAPTIVE, OURS, FIXED),
+        loads=(
+            Load("contexts up to 0.4k", None, 192, (1, 8, 32, 256)),
             Load("contexts up to 2k", 1664, 320, (1, 16)),
             Load("contexts of 8k", 7680, 480, (1, 8), is_real=False),
             Load("contexts of 32k", 32000, 512, (1, 4), is_real=False),
         ),
         seconds=130,
         seconds_to_widen=20,
-    ),
-    Size(
-        "8B",
-        "8B",
-        "8B",
-        # Qwen3-8B's, in the same way.
-        Shape(hidden=4096, intermediate=13568, heads=32, kv_heads=16, layers=36),
-        Shape(hidden=4096, intermediate=22528, heads=32, kv_heads=16, layers=3),
-        sides=(PLAIN, "native K=7", ADAPTIVE, OURS),
-        loads=(
-            Load("contexts up to 0.4k", None, 192, (1, 8, 64, 256)),
-            Load("contexts up to 2k", 1664, 320, (1, 16)),
-            Load("contexts of 8k", 7680, 480, (8,), is_real=False),
-            Load("contexts of 32k", 32000, 512, (2,), is_real=False),
-        ),
-        seconds=160,
-        seconds_to_widen=60,
     ),
 )
 TINY = Size(
