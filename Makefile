@@ -13,7 +13,7 @@
 #              about an hour
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
-#              parts of eight minutes at most: ARGS=--list, ARGS="--part first" (five minutes)
+#              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
 # make figures measure again what README claims: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make recording   record the demo and a server in a terminal again, and draw README's picture of

@@ -2,10 +2,10 @@
 
     make gpu                                        # or: python benchmarks/gpu
     make gpu ARGS=--list                            # names of parts, and how long they take
-    make gpu ARGS="--part first"                    # the most telling, in less than five minutes
-    make gpu ARGS="--part second --within 540"      # then speed; nothing runs beyond 540 s
+    make gpu ARGS="--within 540"                    # nothing runs beyond 540 s; again: goes on
+    make gpu ARGS="--part texts"                    # a group: texts, speed, drafters, sound, rest
     make gpu ARGS="--part graphs --part 8B-ours"    # parts by name, any number of them
-    make gpu ARGS="--part first --at-once 5"        # at the same time, if there are enough cores
+    make gpu ARGS="--part texts --at-once 4"        # at the same time, if there are enough cores
     make gpu ARGS=--report                          # report what is in out/gpu/parts; no GPU
     make gpu ARGS=--again                           # repeat finished parts, too
     scripts/run.sh python benchmarks/gpu --dry-run  # on an emulated GPU

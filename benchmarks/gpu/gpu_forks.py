@@ -116,6 +116,7 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=told,
+                start_new_session=True,  # a Ctrl-C at the terminal is for the kit
             )
         assert self._process.stdout is not None
         if self._process.stdout.readline():  # it is ready; otherwise its log says why not
@@ -147,6 +148,8 @@ def serve(place: str, names: Sequence[str]) -> None:
     while True:
         for key, _ in waits.select():
             if key.fileobj is sys.stdin:
+                for pid in {other.data[0] for other in waits.get_map().values() if other.data}:
+                    _kill(pid)
                 return
             if key.data:
                 _tell_end(waits, *key.data)
@@ -179,9 +182,7 @@ def _tell_end(waits: selectors.BaseSelector, pid: int, ended: int, asker: socket
     if ended not in waits.get_map():  # both were ready
         return
     if not select.select([ended], [], [], 0)[0]:
-        with suppress(ProcessLookupError):  # it may not have a session of its own yet
-            os.killpg(pid, signal.SIGKILL)
-        os.kill(pid, signal.SIGKILL)
+        _kill(pid)
     _, status = os.waitpid(pid, 0)
     with suppress(OSError):
         asker.sendall(str(os.waitstatus_to_exitcode(status)).encode())
@@ -189,6 +190,13 @@ def _tell_end(waits: selectors.BaseSelector, pid: int, ended: int, asker: socket
     waits.unregister(asker)
     os.close(ended)
     asker.close()
+
+
+def _kill(pid: int) -> None:
+    """Kill a fork and what it started; it may not have a session of its own yet."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 def _become(asked: dict[str, Any], places: Sequence[int]) -> None:
