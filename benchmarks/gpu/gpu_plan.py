@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demo_models import DEMO
 from gpu.gpu_machine import ROOT
-from gpu.gpu_sizes import SIZES, TINY, TREES, Size
+from gpu.gpu_sizes import BESIDE, SIZES, TINY, Size
 from vllm_dflash.tools.tables import Table
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ class Part:
     @property
     def imports_vllm(self) -> bool:
         """Whether it is a module of this folder, which may be forked; pytest imports by itself."""
-        return "gpu." in self.command[2]
+        return self.command[2].startswith("gpu.")
 
     @property
     def limit(self) -> float:
@@ -184,7 +184,7 @@ def _smollm2_speed(seconds: float) -> Part:
     pair = ("--target", str(SMOLLM2 / "target"), "--drafter", str(SMOLLM2 / "drafter"))
     load = ("--prompts", str(SMOLLM2 / "human_eval.jsonl"), "--concurrency", "1", "8", "32", "64")
     windows = ("--tokens", "192", "--seconds", "3", "--rounds", "3")
-    sides = ("--native-k", "3", "7", "--beside", "blocks", "ngram", *_json(TREES))
+    sides = ("--native-k", "3", "7", "--beside", *BESIDE)
     memory = ("--kv-cache-memory-bytes", str(4 << 30), "--out", str(ROOT / "out/gpu/smollm2"))
     words = ("bench", *pair, *load, *windows, *sides, *memory)
     command = (sys.executable, "-m", "vllm_dflash.tools.cli", *words)
@@ -201,10 +201,6 @@ def _smollm2_training(seconds: float) -> list[Part]:
         Part(f"SmolLM2 {step}", most, (*here, step, *options), DRAFTERS)
         for step, most in steps.items()
     ]
-
-
-def _json(trees: Sequence[int]) -> tuple[str, ...]:
-    return tuple(f'{{"draft_tree": {nodes}}}' for nodes in trees)
 
 
 def _bench(size: Size, memory_gib: float) -> list[Part]:

@@ -17,6 +17,8 @@ NATIVE = ("native K=3", "native K=7")
 ADAPTIVE, FIXED, BLOCKS_ONLY = "native adaptive", "ours K=7", "ours, blocks only"
 TREES = (15, 31)
 """Nodes of draft trees."""
+BESIDE = ("ngram", "blocks", *(f'{{"draft_tree": {nodes}}}' for nodes in TREES))
+"""Engines beside plain, native and ours, as `bench --beside` has them."""
 WITH_TREES = tuple(f"ours, draft_tree {nodes}" for nodes in TREES)
 
 
@@ -87,8 +89,7 @@ class Size:
 
 def side_of(name: str, drafter: str) -> Side:
     """Return one of the compared engines, by name."""
-    beside = ["ngram", "blocks", *(f'{{"draft_tree": {nodes}}}' for nodes in TREES)]
-    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1), beside)
+    sides = make_sides(drafter, range(1, LONGEST_DRAFT + 1), BESIDE)
     longest = next(side for side in sides if side.draft_tokens == LONGEST_DRAFT)
     config = longest.speculative_config or {}
     adaptive = config | {"enable_adaptive_verification": True}

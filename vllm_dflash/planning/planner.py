@@ -205,8 +205,10 @@ class Planner(DraftLearner):
             total = batch.size + np.array([best.lengths.sum(), probe.lengths.sum()])
             before, after = self.costs.target(batch.size, total, batch.context).tolist()
             lost = after - before + self._seconds_of_blocks(batch)
-        most = perfect_rate(self.costs, batch, self.fair) / best.rate - 1.0
-        is_due = self.probes.are_due(passed, lost, is_new=is_new, promise=max(most, 0.0))
+        promise = 0.0
+        if is_new or self.probes.share > LEAST_SHARE:  # else it would change nothing
+            promise = max(perfect_rate(self.costs, batch, self.fair) / best.rate - 1.0, 0.0)
+        is_due = self.probes.are_due(passed, lost, is_new=is_new, promise=promise)
         return probe if is_due else None
 
     def _probe_all(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
@@ -257,7 +259,6 @@ class Planner(DraftLearner):
             worth[:, :most] = worth_of(self.texts.survival(rows, found), self.fair)
         is_text = worth[:, 0] > 0.0
         drafted, width = np.flatnonzero(plan.drafted), confidence.shape[1]
-        own: Floats = np.zeros((len(drafted), width), np.float64)
         if width:
             usable = np.arange(width) < step.limits[drafted, None]
             own = worth_of(self.blocks.survival(rows[drafted], confidence * usable), self.fair)

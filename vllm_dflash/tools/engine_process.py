@@ -104,13 +104,7 @@ class EngineProcess:
         variables = {**os.environ, **environment}
         with log.open("w") as file:
             self._process = self.launch(
-                [
-                    sys.executable,
-                    "-m",
-                    "vllm_dflash.tools.engine_process",
-                    start,
-                    json.dumps(arguments),
-                ],
+                [sys.executable, "-m", __name__, start, json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
