@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.engines import (
@@ -25,8 +26,8 @@ from support.engines import (
     token_ids,
 )
 from support.fake_time import FakeTime
-from support.planner_world import straight
 from vllm_dflash.engine import step_clock
+from vllm_dflash.engine.v1.v1_profile import POWERS
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
@@ -42,7 +43,9 @@ OFTEN = 5
 
 
 def scaled(factor: float, line: tuple[float, float]) -> Curve:
-    return straight(factor * line[0], factor * line[1])
+    """Return a profile with such an error, measured where engines measure theirs."""
+    counts = np.array(POWERS)
+    return Curve(counts, factor * (line[0] + line[1] * counts) / 1000)
 
 
 class EngineTime(FakeTime):

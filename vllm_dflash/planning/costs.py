@@ -18,6 +18,7 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.step import StepEstimate, StepRecord
 
 LEVEL_RATE = 0.15
+"""Share of the last measurement in a level or a curve, once there were several."""
 LINE_MEMORY = 0.98
 """What is left of a step with drafts after the next one."""
 PRIOR_STEPS = 1.0
@@ -43,6 +44,7 @@ class Curve:
         self.seconds = np.maximum.accumulate(np.array(seconds, np.float64))
         self._points = self.counts.tolist(), self.seconds.tolist()
         self._octaves = np.log2(np.maximum(self.counts, 0.5))
+        self._seen = np.ones_like(self.seconds)  # measurements near each point; one for the profile
 
     def one(self, count: float) -> float:
         """Return the seconds for one count, as `at` does: ten times as fast as for an array."""
@@ -59,15 +61,17 @@ class Curve:
         found: Floats = np.interp(counts, known, seconds) + slope * beyond
         return found
 
-    def correct(self, count: float, seconds: float, rate: float) -> None:
-        """Move the curve towards a measurement, most near its count."""
+    def correct(self, count: float, seconds: float) -> None:
+        """Move the curve towards a measurement, most near its count, and more by the first ones."""
         predicted = self.one(count)
         if predicted <= 0.0:
             return
         surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
         far = np.abs(self._octaves - np.log2(max(count, 0.5)))
-        shares = np.maximum(FAR_SHARE, 1.0 - (far - far.min()))
-        self.seconds = np.maximum.accumulate(self.seconds * (1.0 + rate * surprise * shares))
+        near = np.maximum(FAR_SHARE, 1.0 - (far - far.min()))
+        self._seen += near
+        shares = np.maximum(LEVEL_RATE, 1.0 / self._seen) * near
+        self.seconds = np.maximum.accumulate(self.seconds * (1.0 + shares * surprise))
         self._points = self._points[0], self.seconds.tolist()
 
 
@@ -185,10 +189,10 @@ class StepCosts:
             attending = self.attention.block * float(lens[: len(drafted)] @ drafted)
             drafting = self.draft.one(step.draft_rows) + attending
             own = step.draft_seconds - attending
-            self.draft.correct(step.draft_rows, own, LEVEL_RATE)
+            self.draft.correct(step.draft_rows, own)
         if step.context_rows:
             storing = self.context.one(step.context_rows)
-            self.context.correct(step.context_rows, step.context_seconds, LEVEL_RATE)
+            self.context.correct(step.context_rows, step.context_seconds)
         return StepEstimate(expected, drafting, storing, plain)
 
     def _one(

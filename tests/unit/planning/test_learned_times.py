@@ -10,7 +10,6 @@ import pytest
 from support.planner_world import ms_of, profiled_costs, straight_costs, timed
 from vllm_dflash.planning.costs import (
     LARGEST_SURPRISE,
-    LEVEL_RATE,
 )
 
 
@@ -130,11 +129,11 @@ def test_several_steps_in_one_record_count_as_several() -> None:
 def test_draft_and_context_follow_their_measurements() -> None:
     costs, truth = straight_costs(), straight_costs()
     costs.observe(timed(1, 1, 11.0, draft_rows=6, draft_seconds=0.0025))
-    truth.draft.correct(6, 0.0025, LEVEL_RATE)
+    truth.draft.correct(6, 0.0025)
     assert costs.draft.seconds == pytest.approx(truth.draft.seconds)
     assert costs.context.seconds == pytest.approx(truth.context.seconds)
     costs.observe(timed(1, 1, 11.0, context_rows=16, context_seconds=0.0008))
-    truth.context.correct(16, 0.0008, LEVEL_RATE)
+    truth.context.correct(16, 0.0008)
     assert costs.context.seconds == pytest.approx(truth.context.seconds)
     assert costs.draft.seconds == pytest.approx(truth.draft.seconds)
     costs.observe(timed(4, 10, 19.0))

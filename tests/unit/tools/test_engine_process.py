@@ -61,7 +61,7 @@ def test_a_cache_size_is_not_overridden_by_the_environment(
         seen.append(env)
         return SimpleNamespace(stdin="", stdout="")
 
-    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr(EngineProcess, "launch", staticmethod(started))
     side = make_sides("drafter", [])[0]
     side.start(tmp_path, model="target")
     side.start(tmp_path, model="target", kv_cache_memory_bytes=1)
