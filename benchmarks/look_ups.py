@@ -1,4 +1,4 @@
-"""Measure look-ups of free drafts: microseconds for a request and step, and memory of a request.
+"""Measure look-ups of free drafts: microseconds for a request and step.
 
     scripts/run.sh python benchmarks/look_ups.py
 
@@ -17,7 +17,7 @@ import vllm
 from transformers import AutoTokenizer
 
 from demo_models import DEMO
-from vllm_dflash.planning.texts import BUCKETS, NgramIndex, append_tokens
+from vllm_dflash.planning.texts import NgramIndex
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
 
@@ -38,7 +38,7 @@ def read_text(tokens: int) -> list[int]:
 def measure(text: list[int], context: int, num_requests: int) -> tuple[float, float, float]:
     """Return microseconds of a look-up: the mean, the 99th percentile, and the first."""
     tokens = context + STEPS + MOST
-    matches = NgramIndex(num_requests, tokens, MOST)
+    matches = NgramIndex(num_requests, MOST)
     texts = np.zeros((num_requests, tokens), np.int32)
     texts[:, :context] = text[:context]
     ids = [str(number) for number in range(num_requests)]
@@ -48,9 +48,9 @@ def measure(text: list[int], context: int, num_requests: int) -> tuple[float, fl
         context_lens = np.full(num_requests, context + step)
         sampled = np.full((num_requests, 1), text[context + step], np.int32)
         started = time.perf_counter()
-        append_tokens(texts, context_lens, sampled, produced)
-        matches.look_up(ids, texts, context_lens, produced, limits, MOST)
+        matches.look_up(ids, texts, context_lens, sampled, produced, limits, MOST)
         times.append((time.perf_counter() - started) * 1e6 / num_requests)
+        texts[:, context + step] = sampled[:, 0]
     return statistics.fmean(times[1:]), float(np.percentile(times[1:], 99)), times[0]
 
 
@@ -63,12 +63,11 @@ def main() -> None:
     text = read_text(max(arguments.contexts) + STEPS)
     rows = []
     for context in arguments.contexts:
-        kilobytes = 4 * (BUCKETS + context) / 1024
         for count in arguments.requests:
             found = measure(text, context, count)
             times = (f"{one:.1f}" for one in found)
-            rows.append([str(context), str(count), *times, f"{kilobytes:.0f}"])
-    columns = ["tokens of context", "requests", "mean us", "99th percentile us", "first us", "kB"]
+            rows.append([str(context), str(count), *times])
+    columns = ["tokens of context", "requests", "mean us", "99th percentile us", "first us"]
     print_report([Table("A look-up, of one request", columns, rows)])
 
 

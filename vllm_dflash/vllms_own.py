@@ -2,7 +2,7 @@
 
 OWN_KEYS = (
     *("draft_length", "draft_tree", "draft_window", "drafter_overrides"),
-    *("free_drafts", "objective", "require"),
+    *("free_drafts", "require"),
 )
 """Our options in the speculative config, which are removed before vLLM reads it."""
 

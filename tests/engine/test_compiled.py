@@ -1,9 +1,6 @@
 """Compiled engines, which are vLLM's default: the same tokens, and compiled only once."""
 
-import sys
-
 import pytest
-from numba.core.dispatcher import Dispatcher
 from torch._dynamo.callback import callback_handler
 from vllm.platforms import current_platform
 
@@ -18,38 +15,6 @@ from support.engines import (
 )
 
 
-def planning_functions() -> dict[str, Dispatcher]:
-    """Return the planner's compiled functions, by name."""
-    return {
-        f"{module.__name__}.{name}": function
-        for module in list(sys.modules.values())
-        if module.__name__.startswith("vllm_dflash.planning")
-        for name, function in vars(module).items()
-        if isinstance(function, Dispatcher)
-    }
-
-
-def test_hazard_10_planning_compiles_nothing_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is planned: compiling takes seconds in which no request gets a token."""
-    fix_costs(monkeypatch)
-    functions = planning_functions()
-    for function in functions.values():  # as in a new process
-        function._reset_overloads()
-        function.overloads.clear()
-    with engine(speculative_config=DFLASH, max_num_seqs=16, max_num_batched_tokens=64) as llm:
-        known = {name: function.signatures for name, function in functions.items()}
-        for batch in (1, 3, 16, 20):
-            repeating = [prompt * 3 for prompt in held_out_prompts(batch)]
-            for prompts in (held_out_prompts(batch), repeating):
-                token_ids(llm, prompts, greedy(60))
-        (stats,) = llm.collective_rpc("dflash_stats")
-    assert any(known.values())
-    for name, function in functions.items():
-        assert function.signatures == known[name], name
-    assert stats["drafted_steps"] > 0
-    assert stats["free_accepted_tokens"] > 0
-
-
 def test_hazard_10_no_recompilation_after_warm_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +26,7 @@ def test_hazard_10_no_recompilation_after_warm_up(
     prompts = held_out_prompts(36)
     try:
         with engine(
-            speculative_config={**DFLASH, "objective": "throughput"},  # drafts of more lengths
+            speculative_config=DFLASH,
             enforce_eager=False,
             max_num_seqs=32,
             max_num_batched_tokens=64,

@@ -42,7 +42,6 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 ENVIRONMENT = {
     # Compiled faulty code is not cached where a user's is.
     "XDG_CACHE_HOME": str(BUILD / "faults-cache"),
-    "NUMBA_CACHE_LOCATOR_CLASSES": "faults.kept_code.KeptBySource,UserProvidedCacheLocator",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }

@@ -43,7 +43,6 @@ def take_vllm_out(
     monkeypatch: pytest.MonkeyPatch,
     *,
     is_async: bool = True,
-    is_fair: bool = False,
     tree_nodes: int = 0,
     plans_every_step: bool = True,
     drops_drafts: bool = False,
@@ -79,7 +78,6 @@ def take_vllm_out(
         monkeypatch.setattr(Scheduler, name, value, raising=False)
     options = SimpleNamespace(
         is_planned=True,
-        is_fair=is_fair,
         draft_width=WIDTH,
         tree_nodes=tree_nodes,
         most_active=None,

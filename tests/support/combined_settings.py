@@ -38,7 +38,6 @@ OF_DRAFTERS: dict[str, tuple[str, ...]] = {
 SPECULATIVE: dict[str, dict[str, Changes]] = {
     "free_drafts": {"auto": NOTHING, "off": {"free_drafts": "off"}},
     "draft_length": {"adaptive": {"draft_length": "adaptive"}, "fixed": {"draft_length": "fixed"}},
-    "objective": {"fair": NOTHING, "throughput": {"objective": "throughput"}},
     "draft_window": {
         "whole": NOTHING,
         "12 tokens": {"draft_window": 12},

@@ -103,7 +103,6 @@ class SimulatedHost:
     attention: Attention = NO_ATTENTION
     scale: float = 1.0
     """Factor by which the profile of the target is wrong."""
-    fair: bool = True
     looks_up: bool = True
     longest: int = 1024
     noise: float = 0.03
@@ -119,10 +118,10 @@ class SimulatedHost:
         if self.policy is None:
             costs = self.table.costs(num, self.attention, self.scale)
             self.host.planner = self.make_planner(
-                WIDTH, num, costs, most_free=MOST_FREE * self.looks_up, fair=self.fair
+                WIDTH, num, costs, most_free=MOST_FREE * self.looks_up
             )
             if self.looks_up:
-                self.host.free_drafts = NgramIndex(num, self.longest, MOST_FREE)
+                self.host.free_drafts = NgramIndex(num, MOST_FREE)
         else:
             self.host.planner = self.policy
         if self.policy is None or 0 in getattr(self.policy, "lengths", ()):

@@ -56,7 +56,6 @@ class Pipeline:
     lasting: tuple[int, ...] = ()
     """Slots whose request never ends."""
     clock: FakeTime = field(default_factory=FakeTime)
-    tokens: int = 0
     block_steps: list[bool] = field(default_factory=list)
     admitted: list[Ints] = field(default_factory=list)
     """Drafts of each request that each step verified."""
@@ -79,18 +78,20 @@ class Pipeline:
         # All are somewhere in their texts.
         self.device.place[:] = self._rng.integers(0, self._end, count) - 1 if count > 1 else -1
         self._device_free = self.clock.now
+        self.tokens = np.zeros(count, np.int64)
+        """Tokens that each slot's requests got."""
         self._under_way: deque[tuple[Scheduled, Verified, Bools, float]] = deque()
 
     def run(self, tokens: int = 0, steps: int = 0) -> float:
         """Run at least this many tokens and steps; return their tokens per second."""
-        before, started, done = self.tokens, self.clock.now, 0
+        before, started, done = int(self.tokens.sum()), self.clock.now, 0
         with self.scheduler.running():
-            while self.tokens - before < tokens or done < steps:
+            while self.tokens.sum() - before < tokens or done < steps:
                 self._step()
                 if len(self._under_way) == 2:
                     self._finish()
                 done += 1
-        return (self.tokens - before) / (self.clock.now - started)
+        return (int(self.tokens.sum()) - before) / (self.clock.now - started)
 
     def context(self) -> Ints:
         """Return the context tokens of each request, [R]."""
@@ -151,7 +152,7 @@ class Pipeline:
         scheduled, verified, ended, ready = self._under_way.popleft()
         self.clock.now = max(self.clock.now, ready) + self.host_ms / 1000
         is_running = np.array([a == b for a, b in zip(scheduled.names, self.names, strict=True)])
-        self.tokens += int(verified.produced[is_running].sum())
+        self.tokens[is_running] += verified.produced[is_running]
         self.scheduler.update(scheduled, verified)
         for slot in np.flatnonzero(ended):
             self.names[slot] = f"request-{slot}-{self._chapter[slot]}"

@@ -68,7 +68,7 @@ class Watched:
         def _plan(step: StepRecord) -> None:
             plan(step)
             agreed = step.plan
-            numbers = (agreed.width, agreed.holds_for, agreed.min_verified, agreed.is_probe)
+            numbers = (agreed.width, agreed.holds_for, agreed.is_probe)
             prices = (agreed.price, agreed.speedup)
             self.decided.append((numbers, agreed.drafted.tolist(), prices))
 

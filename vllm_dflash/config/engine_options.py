@@ -62,8 +62,6 @@ class EngineOptions:
     drafter: DrafterSpec
     drafter_ranks: int = 1
     """Tensor-parallel ranks that the drafter's layers are split over; 1: each rank has all."""
-    objective: Literal["throughput", "fair"] = "fair"
-    """What lengths are planned for; see `planning.objective`."""
     most_free: int = 0
     """Maximum number of free drafts per request and step; 0 disables free drafts."""
     captures_lengths: bool = False
@@ -78,11 +76,6 @@ class EngineOptions:
     def is_planned(self) -> bool:
         """Whether draft lengths are planned."""
         return self.draft_length == "adaptive"
-
-    @property
-    def is_fair(self) -> bool:
-        """Whether lengths are planned for each request's speed."""
-        return self.objective == "fair"
 
     @property
     def free_drafts(self) -> bool:

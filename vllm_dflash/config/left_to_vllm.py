@@ -6,7 +6,6 @@ and what would change that. What vLLM's own DFlash cannot run either is refused 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,8 +170,6 @@ def _platform_reasons(parallel: ParallelConfig) -> Iterator[str]:
                 "on CUDA it runs on Model Runner V2, and this engine gets V1 (leave out "
                 f"{'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and install Triton'})"
             )
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-        yield "numba compiles its index of texts, and may not (unset NUMBA_DISABLE_JIT)"
     if parallel.worker_cls not in ("auto", worker_here()):
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 

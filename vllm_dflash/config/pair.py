@@ -69,7 +69,6 @@ def resolve(
         draft_length=settings.draft_length,
         drafter=drafter,
         drafter_ranks=drafter_ranks(drafter, parallel.tensor_parallel_size, ranks),
-        objective=settings.objective,
         most_free=most_free,
         # Another scheduler would apply the table literally, and vLLM drops it with data
         # parallelism. For Mamba layers, vLLM captures only full lengths.

@@ -61,11 +61,6 @@ class SpeculativeSettings(BaseModel):
         "'auto' (if a request's text repeats itself, drafts are copied from it when they promise"
         " more than the drafter's) or 'off'",
     )
-    objective: Literal["throughput", "fair"] = described(
-        "fair",
-        "'fair' (plan drafts for the speed of each request: none waits long for the drafts of"
-        " others) or 'throughput' (for the batch's tokens per second)",
-    )
     draft_tree: Annotated[
         Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MOST_NODES)], OffInYAML
     ] = described(

@@ -6,15 +6,9 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 
 import torch
-from numba.core import event as numba_event
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
 from vllm.compilation.counter import compilation_counter
-
-NUMBA_COMPILES = numba_event.RecordingListener()
-"""Start and end events of each function that numba compiles in this process, including functions
-compiled again for new argument types."""
-numba_event.register("numba:compile", NUMBA_COMPILES)
 
 
 class WarmState:
@@ -59,8 +53,7 @@ class WarmState:
         """Number of graph captures and compilations in this process so far, by any engine."""
         late = len(_debug_get_cache_entry_list(self._late)) if self._late else 0
         by_dynamo = counters["stats"]["unique_graphs"] - late
-        by_numba = len(NUMBA_COMPILES.buffer) // 2
-        return compilation_counter.num_cudagraph_captured + by_dynamo + by_numba
+        return compilation_counter.num_cudagraph_captured + by_dynamo
 
 
 def tensors_of(holder: object) -> list[torch.Tensor]:

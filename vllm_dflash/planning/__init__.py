@@ -1,8 +1,8 @@
 """Decides how much to draft in every step: Python and numpy, without vLLM or torch.
 
 V1's runner and V2's scheduler call `planner.Planner`. It weighs how many drafts are expected to be
-accepted (`acceptance`) against what a step costs (`costs`), for one of two `objective`s. `step` has
-the records that go in and out, `texts` finds drafts in a request's own text.
+accepted (`acceptance`) against what a step costs (`costs`), and finds the best one (`search`).
+`step` has the records that go in and out, `texts` finds drafts in a request's own text.
 """
 
 import numpy as np

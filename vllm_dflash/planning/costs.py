@@ -48,10 +48,11 @@ class Curve:
 
     def one(self, count: float) -> float:
         """Return the seconds for one count, as `at` does: ten times as fast as for an array."""
-        known = self._points[0]
+        known, seconds = self._points
         place = min(max(bisect_right(known, count), 1), len(known) - 1)
-        (low, high), (before, after) = (each[place - 1 : place + 1] for each in self._points)
-        return before + max(count - low, 0.0) * (after - before) / (high - low)
+        low, before = known[place - 1], seconds[place - 1]
+        slope = (seconds[place] - before) / (known[place] - low)
+        return before + max(count - low, 0.0) * slope
 
     def at(self, counts: Ints | Floats | float) -> Floats:
         """Return the seconds for each count; beyond the last point, the last slope goes on."""
@@ -147,6 +148,10 @@ class StepCosts:
         """Return the seconds of a step that verifies nothing; storing its context can wait."""
         return self._one(num_requests, num_requests, context, 0.0)[0]
 
+    def one_target(self, num_requests: int, rows: int, context: float, reading: float) -> float:
+        """Return the seconds of one step, as `target` does."""
+        return self._one(num_requests, rows, context, reading)[0]
+
     def has_seen_plain(self, num_requests: int) -> bool:
         """Return whether steps of about so many requests without drafts were measured."""
         return bool(self._seen[_octave(num_requests)] >= 1.0)
@@ -169,9 +174,10 @@ class StepCosts:
         expected, forward, added = self._one(count, step.rows, context, reading)
         plain = self.plain(count, context)
         measured = max(step.target_seconds, 0.5 * (forward + added))
-        measured = min(measured, (1.0 + LARGEST_SURPRISE) * expected)
+        likely = min(measured, (1.0 + LARGEST_SURPRISE) * expected)
+        is_likely, measured = likely == measured, likely
         if step.rows == count:
-            self._learn_plain(count, measured - expected, step.count)
+            self._learn_plain(count, measured - expected, step.count, is_likely=is_likely)
         else:
             beyond = measured - forward - self._level(count)
             left, times = LINE_MEMORY**step.count, step.count
@@ -179,11 +185,18 @@ class StepCosts:
             sums = zip(self._sums[octave], new, strict=True)
             self._sums[octave] = [left * old + times * one for old, one in sums]
             # Drafts make no step faster. Where they seem to, steps without drafts were measured
-            # while the machine was slower, and would not be measured again soon.
+            # while the machine was slower, and would not be measured again soon. Or a block takes
+            # less than was subtracted for it.
             intercept, slope = self._line(octave)
-            drafts = intercept + slope * added + LEVEL_NOISE * plain + step.inferred_seconds
-            if drafts < 0.0:
-                self._shift(octave, drafts)
+            drafts, inferred = (
+                intercept + slope * added + LEVEL_NOISE * plain,
+                step.inferred_seconds,
+            )
+            if drafts + inferred < 0.0:
+                self._shift(octave, drafts + inferred)
+            elif drafts < 0.0:
+                block = self.draft.one(step.inferred_rows)
+                self.draft.correct(step.inferred_rows, block + drafts)
         drafting = storing = 0.0
         if step.draft_rows:
             attending = self.attention.block * float(lens[: len(drafted)] @ drafted)
@@ -229,13 +242,16 @@ class StepCosts:
         slope = min(max(slope, 1.0 / MOST_SLOPE), MOST_SLOPE)
         return (y - slope * x) / (count + PRIOR_STEPS), slope
 
-    def _learn_plain(self, num_requests: int, surprise: float, num_steps: int) -> None:
-        """Correct the level: the first measurements count in full, later ones by `LEVEL_RATE`."""
+    def _learn_plain(
+        self, num_requests: int, surprise: float, num_steps: int, *, is_likely: bool
+    ) -> None:
+        """Correct the level: the first measurements count in full, later ones by `LEVEL_RATE`. One
+        that counted with less than it was does not make those that follow count less."""
         octave = _octave(num_requests)
         steady = 1.0 - (1.0 - LEVEL_RATE) ** num_steps
         rate = max(steady, num_steps / (self._seen[octave] + num_steps))
         self._shift(octave, rate * surprise)
-        self._seen[octave] += num_steps
+        self._seen[octave] += num_steps * is_likely
 
     def _shift(self, octave: int, seconds: float) -> None:
         """Change the level, and take that out of what drafts were seen to add to it."""
@@ -251,5 +267,7 @@ def _octave(num_requests: int) -> int:
 
 def _nearest(seen: list[float], octave: int) -> int:
     """Return the octave that was seen which is nearest to this one; this one if none was."""
+    if seen[octave]:
+        return octave
     found = [each for each, count in enumerate(seen) if count]
     return min(found, key=lambda each: abs(each - octave), default=octave)

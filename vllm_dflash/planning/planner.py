@@ -2,7 +2,7 @@
 
 A batch of R requests yields R tokens in any case; drafts yield more, in a longer step. `plan`
 weighs what drafts are expected to bring (`acceptance.py`) against what the step would take
-(`costs.py`), and chooses the step with the best rate (`objective.py`):
+(`costs.py`), and chooses the step with the best rate (`search.py`):
 
     V1    which requests get a block, how wide. Once blocks are there, `choose` takes each request's
           block or text, and cuts it where its drafts are no longer worth their time
@@ -27,17 +27,23 @@ import numpy as np
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.learning import DraftLearner
-from vllm_dflash.planning.objective import first_best, price_of, worth_of
 from vllm_dflash.planning.probes import (
     LEAST_SHARE,
     PROBE_LENGTH,
     PROBE_SHARE,
     Probes,
-    probe_some,
-    seconds_of_some,
     to_probe,
 )
-from vllm_dflash.planning.search import Batch, best_drafted, best_first, best_lengths, perfect_rate
+from vllm_dflash.planning.search import (
+    Batch,
+    best_drafted,
+    best_first,
+    best_lengths,
+    first_best,
+    perfect_rate,
+    seconds_of,
+    worth_of,
+)
 from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 
 MARGIN = 1.01
@@ -59,7 +65,6 @@ class Planner(DraftLearner):
         costs: StepCosts | None = None,
         *,
         most_free: int = 0,
-        fair: bool = False,
     ) -> None:
         """Plan blocks of up to `max_draft` tokens (K) a request, and `max_requests` a batch.
 
@@ -68,9 +73,8 @@ class Planner(DraftLearner):
             max_requests: most requests of a batch.
             costs: V1: the costs to start from. None: V2, which starts later.
             most_free: V1: most drafts that a text predicts (F). On V2 it is K.
-            fair: the objective.
         """
-        self.fair, self.picks_requests = fair, costs is not None
+        self.picks_requests = costs is not None
         super().__init__(max_draft, max_requests, most_free if self.picks_requests else max_draft)
         self.probes, self.checks = Probes(), Probes(share=LEAST_SHARE)
         self.speedup = 1.0
@@ -129,14 +133,14 @@ class Planner(DraftLearner):
             context_lens,
             limits,
             np.zeros(count, np.int64) if waiting is None else waiting,
-            worth_of(texts, self.fair),
-            worth_of(self.blocks.expected(rows), self.fair),
+            worth_of(texts),
+            worth_of(self.blocks.expected(rows)),
         )
         plain_seconds = self.costs.plain(count, batch.context)
         plain = Plan.without_block(
             count,
             lengths=np.zeros(count, np.int64),
-            price=price_of(count, count / plain_seconds, plain_seconds, self.fair),
+            price=count / plain_seconds,
             rate=count / plain_seconds,
         )
         free = drafting = plain
@@ -146,7 +150,7 @@ class Planner(DraftLearner):
             # What is not known to pay yet is tried with few requests.
             known = int((self.blocks.num_observed[rows] > 0).sum())
             most = 1 + count // PROBE_SHARE + 2 * known
-            drafting = best_drafted(self.costs, batch, free, self._alike, most, self.fair)
+            drafting = best_drafted(self.costs, batch, free, self._alike, most)
         elif limits.any():
             drafting = self._all_blocks(batch, free)
         best = max(free, drafting, key=lambda plan: plan.rate)
@@ -180,7 +184,7 @@ class Planner(DraftLearner):
         """Return the step with the best lengths for drafts of this worth, [R, w]; `drafting`:
         seconds of its blocks."""
         alike = self._alike[:0] if self.picks_requests else self._alike
-        world = self.costs, self.fair, drafting, alike, self._ragged_seconds
+        world = self.costs, drafting, alike, self._ragged_seconds
         if not self.picks_requests:  # on V1, a text's own end limits what it predicts
             within = np.arange(curves.shape[1]) < batch.limits[:, None]
             curves = np.where(within, curves, 0.0)
@@ -191,38 +195,29 @@ class Planner(DraftLearner):
 
     def _probe(self, rows: Ints, batch: Batch, best: Plan, passed: float) -> Plan | None:
         """Return a plan that also drafts requests that do not seem to pay, if it is time."""
-        chosen = to_probe(batch, best, self.blocks, rows)
+        chosen = to_probe(batch, best, self.blocks.last_step[rows])
         if not len(chosen):
             self.probes.restart()
             return None
-        is_new = False
-        if self.picks_requests:
-            probe = probe_some(batch, best, chosen, self.max_draft)
-            lost = seconds_of_some(batch, best, probe, self.costs)
-            is_new = bool((self.blocks.num_observed[rows[chosen]] == 0).any())
-        else:
-            probe = self._probe_all(batch, best, chosen)
-            total = batch.size + np.array([best.lengths.sum(), probe.lengths.sum()])
-            before, after = self.costs.target(batch.size, total, batch.context).tolist()
-            lost = after - before + self._seconds_of_blocks(batch)
+        probe = self._probe_of(batch, best, chosen)
+        lost = seconds_of(self.costs, batch, probe) - seconds_of(self.costs, batch, best)
+        is_new = self.picks_requests and not self.blocks.num_observed[rows[chosen]].all()
         promise = 0.0
         if is_new or self.probes.share > LEAST_SHARE:  # else it would change nothing
-            promise = max(perfect_rate(self.costs, batch, self.fair) / best.rate - 1.0, 0.0)
+            promise = max(perfect_rate(self.costs, batch) / best.rate - 1.0, 0.0)
         is_due = self.probes.are_due(passed, lost, is_new=is_new, promise=promise)
         return probe if is_due else None
 
-    def _probe_all(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
-        """Return a plan with a block for all, of which some drafts of the chosen requests are
-        verified; of all requests where different lengths take longer."""
-        length, lengths = min(PROBE_LENGTH, self.max_draft), best.lengths.copy()
+    def _probe_of(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
+        """Return the plan with a block for the chosen requests too, of which some drafts are
+        verified. On V2 all get a block; and if different lengths take longer, all verify some."""
+        length, drafted, lengths = PROBE_LENGTH, best.drafted.copy(), best.lengths.copy()
+        drafted[chosen if self.picks_requests else slice(None)] = True
         if self._ragged_seconds:
             chosen = np.flatnonzero(batch.limits > 0)
-            length = int(self._alike[np.searchsorted(self._alike, length)])
+            length = int(self._alike[np.searchsorted(self._alike, min(length, self.max_draft))])
         lengths[chosen] = np.maximum(lengths[chosen], np.minimum(length, batch.limits[chosen]))
-        everybody = np.ones(batch.size, bool)
-        return replace(
-            best, drafted=everybody, width=self.max_draft, lengths=lengths, is_probe=True
-        )
+        return replace(best, drafted=drafted, width=self.max_draft, lengths=lengths, is_probe=True)
 
     def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
         """Return the seconds of a step of R requests and the block after it, for S plans, [S];
@@ -256,14 +251,14 @@ class Planner(DraftLearner):
             found = self._expect_found(rows, step.predicted.matches, step.predicted.lengths)
             most = found.shape[1]
             confidence_of[:, :most] = found
-            worth[:, :most] = worth_of(self.texts.survival(rows, found), self.fair)
+            worth[:, :most] = worth_of(self.texts.survival(rows, found))
         is_text = worth[:, 0] > 0.0
         drafted, width = np.flatnonzero(plan.drafted), confidence.shape[1]
         if width:
             usable = np.arange(width) < step.limits[drafted, None]
-            own = worth_of(self.blocks.survival(rows[drafted], confidence * usable), self.fair)
+            own = worth_of(self.blocks.survival(rows[drafted], confidence * usable))
             takes = own.sum(axis=1) >= worth[drafted].sum(axis=1)
-            takes |= (plan.min_verified > 0) & (step.limits[drafted] > 0)
+            takes |= plan.is_probe & (step.limits[drafted] > 0)
             of_block = drafted[takes]
             for chosen, new in ((worth, own), (confidence_of, confidence)):
                 chosen[of_block] = 0.0
@@ -274,8 +269,8 @@ class Planner(DraftLearner):
         lengths = np.bincount(requests[:best], minlength=count)
         if width and not step.repeats_plan:
             self.blocks.observe_drafts(rows[drafted], confidence.cumprod(axis=1))
-        if plan.min_verified:
-            fewest = np.minimum(step.limits, plan.min_verified) * plan.drafted
+        if plan.is_probe:
+            fewest = np.minimum(step.limits, PROBE_LENGTH) * plan.drafted
             lengths = np.where(is_text, lengths, np.maximum(lengths, fewest))
         self._hand_over(rows, is_text, lengths, confidence_of)
         return lengths, is_text & (lengths > 0)
@@ -296,6 +291,12 @@ class Planner(DraftLearner):
         if step.draft_rows:
             drafting = self.costs.one_block(step.draft_rows, float(step.context_lens.sum()))
         seconds = step.target_seconds - drafting
-        target = replace(step, target_seconds=seconds, draft_rows=0, inferred_seconds=drafting)
+        target = replace(
+            step,
+            target_seconds=seconds,
+            draft_rows=0,
+            inferred_rows=step.draft_rows,
+            inferred_seconds=drafting,
+        )
         alone = self.costs.observe(target)
         return alone._replace(target_seconds=alone.target_seconds + drafting)

@@ -6,14 +6,12 @@ and one that drafts in every step cannot see what plain decoding takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.acceptance import Acceptance
-from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.search import CATCH_UP_STEPS, Batch
+from vllm_dflash.planning.search import Batch
 from vllm_dflash.planning.step import Plan
 
 PROBE_SHARE = 16
@@ -58,37 +56,9 @@ class Probes:
         self.share, self.saved = FIRST_SHARE, 0.0
 
 
-def to_probe(batch: Batch, best: Plan, blocks: Acceptance, rows: Ints) -> Ints:
+def to_probe(batch: Batch, best: Plan, last_step: Ints) -> Ints:
     """Return which of R requests to draft in a probe: those that the plan does not draft and that
-    were never measured, or longest ago; `rows`: of the requests, [R]."""
+    were never measured, or longest ago; `last_step`: when that was, [R]."""
     idle = np.flatnonzero((batch.limits > 0) & ~best.drafted)
-    longest_ago = np.argsort(blocks.last_step[rows[idle]], kind="stable")
+    longest_ago = np.argsort(last_step[idle], kind="stable")
     return idle[longest_ago[: 1 + batch.size // PROBE_SHARE]]
-
-
-def probe_some(batch: Batch, best: Plan, chosen: Ints, width: int) -> Plan:
-    """Return a plan that also drafts the chosen requests."""
-    drafted = best.drafted.copy()
-    drafted[chosen] = True
-    width = max(min(int(batch.limits[chosen].max()), width), best.width)
-    return replace(
-        best,
-        drafted=drafted,
-        width=width,
-        is_probe=True,
-        min_verified=min(PROBE_LENGTH, width),
-    )
-
-
-def seconds_of_some(batch: Batch, best: Plan, probe: Plan, costs: StepCosts) -> float:
-    """Return the seconds that such a probe takes beyond the plan. Storing waiting context is
-    charged as for any plan: it is stored once."""
-    chosen, both = probe.drafted & ~best.drafted, np.array([0, 1])
-    count, context = int(chosen.sum()), float(batch.context_lens[chosen].sum())
-    rows = batch.size + both * probe.min_verified * count
-    verifying = costs.target(batch.size, rows, batch.context, both * probe.min_verified * context)
-    before = int(best.drafted.sum())
-    blocks = np.array([before * (1 + best.width), (before + count) * (1 + probe.width)])
-    drafting = costs.block(blocks, both * context) * (blocks > 0)
-    storing = costs.context.one(float(batch.waiting[chosen].sum()) / CATCH_UP_STEPS)
-    return float((verifying + drafting) @ np.array([-1.0, 1.0])) + storing

@@ -1,23 +1,31 @@
-"""The step with the best rate: which requests get a block, and how many drafts are verified."""
+"""The step with the best rate: which requests get a block, and how many drafts are verified.
+
+The best step is the one with the largest product of its requests' speeds (proportional fairness:
+Kelly, Maulloo, Tan 1998, doi:10.1057/palgrave.jors.2600523): a draft is worth its time if it makes
+its own request faster by more than it makes all of them slower. A request with C expected accepted
+drafts writes 1 + C tokens in a step, so the worth of a draft is what it adds to log(1 + C). That
+falls along a draft, since survival does: the n drafts worth most are always prefixes of requests'
+drafts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.objective import first_best, price_of, rate_of, worth_of
 from vllm_dflash.planning.step import Plan
 
+Number = TypeVar("Number", float, Floats)
 CATCH_UP_STEPS = 64
 """Steps over which the cost of storing waiting context is spread: it is stored once."""
 
 
 class Batch(NamedTuple):
-    """R requests to plan for. Worth is that of `objective.worth_of`, and falls along drafts."""
+    """R requests to plan for."""
 
     context_lens: Ints
     """Tokens of context, [R]."""
@@ -39,6 +47,25 @@ class Batch(NamedTuple):
     def context(self) -> float:
         """Tokens of context of all together."""
         return float(self.context_lens.sum())
+
+
+def worth_of(survival: Floats) -> Floats:
+    """Return the worth of each draft, from the survival of a request's drafts, [..., K] both."""
+    tokens = 1.0 + survival.cumsum(axis=-1)
+    return np.log1p(survival / (tokens - survival))
+
+
+def rate_of(num_requests: int, worth: Number, seconds: Number) -> Number:
+    """Return the rate of a step: R times the geometric mean of its requests' tokens per second."""
+    return num_requests * np.exp(worth / num_requests) / seconds
+
+
+def first_best(values: Floats) -> int:
+    """Return where the largest of N values is; of those that rounding may have set apart, the
+    first. Ranks decide separately, perhaps on processors whose logarithms differ in the last bit.
+    """
+    best = values.max()
+    return int(np.argmax(values >= best - 1e-9 * max(abs(best), 1.0)))
 
 
 def best_first(
@@ -73,7 +100,6 @@ def best_lengths(
     worth: Floats,
     otherwise: Plan,
     costs: StepCosts,
-    fair: bool,
     drafting: float,
     alike: Ints,
     ragged_seconds: float,
@@ -85,7 +111,6 @@ def best_lengths(
         worth: worth of their drafts, falling, [R, w].
         otherwise: a plan without these drafts.
         costs: costs of steps.
-        fair: the objective.
         drafting: seconds of the step's blocks.
         alike: lengths that all requests can be given, [C].
         ragged_seconds: extra time of a step whose requests have other lengths.
@@ -93,7 +118,7 @@ def best_lengths(
     count, width = worth.shape
     requests, gain, seconds = best_first(costs, worth, batch.context_lens, otherwise.price)
     seconds = seconds + drafting + ragged_seconds
-    rates = rate_of(count, gain, seconds, fair)
+    rates = rate_of(count, gain, seconds)
     best = first_best(rates)
     rate, time = float(rates[best]), float(seconds[best])
     lengths = np.bincount(requests[:best], minlength=count)
@@ -102,16 +127,14 @@ def best_lengths(
         gain = _summed(worth)[np.arange(count), np.minimum(same, width)].sum(axis=1)
         rows, reading = count + same.sum(axis=1), same @ batch.context_lens
         seconds = costs.target(count, rows, batch.context, reading) + drafting
-        rates = rate_of(count, gain, seconds, fair)
+        rates = rate_of(count, gain, seconds)
         best = first_best(rates)
         if rates[best] >= rate or (lengths == same[best]).all():
             lengths, rate, time = same[best], float(rates[best]), float(seconds[best])
-    return replace(otherwise, lengths=lengths, price=price_of(count, rate, time, fair), rate=rate)
+    return replace(otherwise, lengths=lengths, price=count / time, rate=rate)
 
 
-def best_drafted(
-    costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most: int, fair: bool
-) -> Plan:
+def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most: int) -> Plan:
     """Return the best of steps in which some requests get a block: for each width, those who gain
     most by it, and as many of them as pay.
 
@@ -121,7 +144,6 @@ def best_drafted(
         free: the best step without a block, whose texts' drafts the other requests have.
         widths: widths of blocks, [K].
         most: most requests to draft.
-        fair: the objective.
     """
     count, request = batch.size, np.arange(batch.size)
     lengths = np.minimum(widths, batch.limits[:, None])  # [R, K]
@@ -141,33 +163,50 @@ def best_drafted(
     seconds = seconds + costs.block(number * (1 + widths), lens.cumsum(axis=0))
     catching_up = batch.waiting[order].cumsum(axis=0) / CATCH_UP_STEPS
     seconds = seconds + costs.context.at(number + catching_up)
-    rates = rate_of(count, gains, seconds, fair)
+    rates = rate_of(count, gains, seconds)
     best, width = divmod(first_best(rates.ravel()), len(widths))
     drafted = np.zeros(count, bool)
     drafted[order[: best + 1, width]] = True
-    rate = float(rates[best, width])
-    price = price_of(count, rate, float(seconds[best, width]), fair)
-    return replace(free, drafted=drafted, width=int(widths[width]), price=price, rate=rate)
+    return replace(
+        free,
+        drafted=drafted,
+        width=int(widths[width]),
+        lengths=np.where(drafted, lengths[:, width], free.lengths),
+        price=count / float(seconds[best, width]),
+        rate=float(rates[best, width]),
+    )
 
 
-def perfect_rate(costs: StepCosts, batch: Batch, fair: bool) -> float:
+def seconds_of(costs: StepCosts, batch: Batch, plan: Plan) -> float:
+    """Return the seconds of a step, of its block, and of storing the context that needs."""
+    verified, read = int(plan.lengths.sum()), float(plan.lengths @ batch.context_lens)
+    seconds = costs.one_target(batch.size, batch.size + verified, batch.context, read)
+    if not plan.runs_block:
+        return seconds
+    count, context = int(plan.drafted.sum()), float(batch.context_lens[plan.drafted].sum())
+    storing = count + float(batch.waiting[plan.drafted].sum()) / CATCH_UP_STEPS
+    seconds += costs.one_block(count * (1 + plan.width), context)
+    return seconds + costs.context.one(storing)
+
+
+def perfect_rate(costs: StepCosts, batch: Batch) -> float:
     """Return the best rate of a step whose blocks, for one request or for all, were accepted
     whole: no drafter does better.
 
     Args:
         costs: costs of steps.
         batch: R requests.
-        fair: the objective.
     """
     each, some = batch.context / batch.size, np.array([[1], [batch.size]])
-    gain = worth_of(np.ones(batch.blocks.shape[1]), fair).cumsum() * some
+    gain = np.log1p(np.arange(1.0, 1 + batch.blocks.shape[1])) * some
     drafts = some * np.arange(1, batch.blocks.shape[1] + 1)
     seconds = costs.target(batch.size, batch.size + drafts, batch.context, drafts * each)
     seconds = seconds + costs.block(some + drafts, some * each)
-    return float(rate_of(batch.size, gain, seconds, fair).max())
+    return float(rate_of(batch.size, gain, seconds).max())
 
 
 def _summed(worth: Floats) -> Floats:
     """Return the worth of each request's first n drafts, [R, w + 1]."""
-    found: Floats = np.pad(worth.cumsum(axis=1), ((0, 0), (1, 0)))
+    found = np.zeros((len(worth), worth.shape[1] + 1))
+    worth.cumsum(axis=1, out=found[:, 1:])
     return found

@@ -30,21 +30,20 @@ class Plan:
     width: int = 0
     """Tokens to draft for each of them; 0 if there are none. On V2 it is K, or 0."""
     lengths: Ints = field(default_factory=lambda: UNSET)
-    """V2: drafts of each request that the next step verifies, [R]. V1 cuts them later."""
+    """Drafts of each request that the next step verifies, [R]. V1 cuts them later."""
     price: float = 0.0
-    """Worth that one more second must bring (`objective.price_of`)."""
+    """Worth that one more second must bring: at this price no step is worth more (Dinkelbach's rule
+    for ratios)."""
     rate: float = 0.0
-    """Expected rate (`objective.rate_of`)."""
+    """Expected rate (`search.rate_of`)."""
     speedup: float = 1.0
     """That rate relative to plain decoding."""
     is_probe: bool = False
     """Whether it goes against what seems to pay, to measure that: it drafts, or decodes plainly."""
-    min_verified: int = 0
-    """Drafts of each request to verify, however little they seem worth."""
     holds_for: int = 0
     """V1: next steps that need no new plan, as long as the batch stays the same."""
     of_blocks: float = 0.0
-    """V2: worth of all drafts of blocks; for throughput, how many would be accepted."""
+    """V2: worth of all drafts of blocks."""
     of_texts: float = 0.0
     """V2: worth of the drafts of requests whose text is worth more than their block."""
 
@@ -182,6 +181,8 @@ class StepRecord:
     were alike; 0 where it is not known or tells nothing. V2's schedulers leave the block in."""
     inferred_seconds: float = 0.0
     """Estimated time of a block that was subtracted for that, where it cannot be measured (V2)."""
+    inferred_rows: int = 0
+    """Rows of that block."""
     count: int = 1
     """Steps that this one stands for: consecutive undrafted ones of the same batch."""
 

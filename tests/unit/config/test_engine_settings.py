@@ -45,7 +45,7 @@ def written(config: dict[str, Any], options: EngineOptions = PLAIN, **flags: Any
         ({"model": "it"}, ALWAYS),
         # Our keys are removed; resolved values replace the written ones.
         ({"model": "it", "draft-length": "fixed", "drafter_overrides": {"a": 1}}, ALWAYS),
-        ({"model": "it", "free-drafts": "off", "objective": "fair"}, ALWAYS),
+        ({"model": "it", "free-drafts": "off", "draft-length": "fixed"}, ALWAYS),
         ({"model": "it", "draft_tensor_parallel_size": 8}, ALWAYS),
         ({"model": "it", "max-model-len": 9}, {**ALWAYS, "max_model_len": 9}),
         (

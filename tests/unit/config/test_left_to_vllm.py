@@ -101,7 +101,6 @@ OWN = {
     "draft_length": "fixed",
     "drafter_overrides": {"sliding_window": 9},
     "free_drafts": "nonsense",
-    "objective": "fair",
     "require": False,
     "draft-tree": 3,
     "draft_window": 64,

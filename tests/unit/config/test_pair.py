@@ -244,10 +244,10 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
 
 
-def test_the_objective_and_the_window_reach_the_engine(drafter: Path) -> None:
-    options = resolved(drafter, {"objective": "throughput", "draft_window": 12})
+def test_the_window_reaches_the_engine(drafter: Path) -> None:
+    options = resolved(drafter, {"draft_window": 12})
     assert from_json(options.to_json()) == options
-    assert (options.is_fair, options.drafter.draft_window) == (False, 12)
+    assert options.drafter.draft_window == 12
 
 
 @pytest.mark.parametrize(

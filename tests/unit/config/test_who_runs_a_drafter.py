@@ -165,14 +165,6 @@ def test_fly_is_left_to_vllm() -> None:
     assert "rejection_sample_method is 'fly'" in reason
 
 
-@pytest.mark.parametrize(("value", "is_left"), [("1", True), ("0", False)])
-def test_a_planner_that_cannot_be_compiled_is_left_to_vllm(
-    monkeypatch: pytest.MonkeyPatch, value: str, is_left: bool
-) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
-    assert ["unset NUMBA_DISABLE_JIT" in reason for reason in why(PLAIN)] == [True] * is_left
-
-
 def test_no_such_drafter(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match=r"this folder has no config\.json"):
         config_of_drafter({"model": str(tmp_path)})

@@ -141,19 +141,13 @@ def test_the_plan_goes_with_the_step(scheduler: Any, monkeypatch: pytest.MonkeyP
     assert not plan_of(scheduled).runs_block
 
 
-@pytest.mark.parametrize("is_fair", [False, True])
-def test_plans_are_for_the_users_objective(monkeypatch: pytest.MonkeyPatch, is_fair: bool) -> None:
-    scheduler = bare(monkeypatch, is_fair=is_fair)
-    assert scheduler.planner.fair == is_fair
-
-
 def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number with the best rate for what rows take. All places if nothing is planned; a chain's
     without a block, or if a worker says that all drafts are chains."""
     scheduler = bare(monkeypatch, tree_nodes=31)
     scheduler.requests = {"a": request()}
     assert places_behind(scheduler, "a") == 31
-    plan = ahead([3], rate=240.0, of_blocks=3.0)
+    plan = ahead([3], rate=240.0, of_blocks=float(np.log(1 + 3)))
     monkeypatch.setattr(Planner, "plan", lambda *_, steps: plan)
     planner, gain = scheduler.planner, scheduler._tree_gain
     planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)

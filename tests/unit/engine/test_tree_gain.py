@@ -102,13 +102,14 @@ def became(
 def test_the_size_that_brings_most_a_second_is_chosen(seed: int) -> None:
     random, gain = np.random.default_rng(seed), TreeGain(tree_sizes(NODES))
     gain._chains, gain._trees = random.uniform(0, 2000, (2, 3))
-    count, promise = int(random.integers(1, 9)), float(random.uniform(0, 20))
-    seconds, rate = random.uniform(0.01, 0.03, 3), float(random.uniform(0, 1500))
-    of_texts = float(random.uniform(0, 20))  # drafts that remain chains
+    count, accepted = int(random.integers(1, 9)), float(random.uniform(0, 4))
+    seconds, rate = random.uniform(0.01, 0.03, 3), float(random.uniform(0, 600)) * 8
+    of_texts = float(random.uniform(0, 4))  # worth of drafts that remain chains
     best, expected = rate, None
     for size in range(3):
-        brings = (gain._trees[size] + 62.5) / (gain._chains[size] + 50.0) * promise
-        tokens = count + brings + of_texts
-        if tokens / seconds[size] > best:
-            best, expected = tokens / seconds[size], size
+        brings = (gain._trees[size] + 62.5) / (gain._chains[size] + 50.0) * accepted
+        mean = (1 + brings) * np.exp(of_texts / count)  # tokens of each request in the step
+        if count * mean / seconds[size] > best:
+            best, expected = count * mean / seconds[size], size
+    promise = count * float(np.log(1 + accepted))
     assert gain.best(count, promise, seconds, rate, of_texts=of_texts) == expected

@@ -25,7 +25,7 @@ def predicted(lengths: list[int], match: int = 8, known: int = 0, came_true: int
 
 
 def drafted_step(drafted: list[bool], limits: list[int] | None = None, **plan: Any) -> StepRecord:
-    """Return a step that has drafted these; a row, which takes 1 ms, is worth `price` / 1000."""
+    """Return a step that has drafted these; a row, which takes 1 ms, must bring `price` / 1000."""
     count = len(drafted)
     step = StepRecord(names(count), np.ones(count, int), count)
     step.limits = np.array(limits or [3] * count) * drafted
@@ -55,39 +55,42 @@ def test_a_request_takes_the_source_that_promises_more() -> None:
     assert chosen([0.8], 0) == (1, False)
     assert chosen([], 0) == (0, False)
     # Each is cut where its drafts are not worth their row.
-    assert chosen([0.8, 0.5, 0.5], 0, price=300.0) == (2, False)
-    assert chosen([], 8, price=650.0) == (2, True)
+    assert chosen([0.8, 0.5, 0.5], 0, price=150.0) == (2, False)
+    assert chosen([], 8, price=270.0) == (2, True)
     assert chosen([0.3, 0.3, 0.3], 2, price=600.0) == (0, False)
 
 
 def test_a_probe_verifies_the_block() -> None:
     """However little it is worth."""
-    assert chosen([0.2, 0.1, 0.1], 40, price=500.0) == (3, True)
-    assert chosen([0.2, 0.1, 0.1], 40, price=500.0, min_verified=3) == (3, False)
-    assert chosen([0.2, 0.1], 0, price=500.0) == (0, False)
-    assert chosen([0.2, 0.1], 0, price=500.0, min_verified=2) == (2, False)
+    assert chosen([0.2, 0.1, 0.1], 40, price=250.0) == (3, True)
+    assert chosen([0.2, 0.1, 0.1], 40, price=250.0, is_probe=True) == (3, False)
+    assert chosen([0.2, 0.1, 0.1], 0, price=250.0) == (0, False)
+    assert chosen([0.2, 0.1, 0.1], 0, price=250.0, is_probe=True) == (3, False)
 
 
 @pytest.mark.parametrize(
-    ("price", "limits", "wanted", "lengths"),
+    ("price", "limits", "is_probe", "lengths"),
     [
-        # A row costs 1 ms, so a draft's survival must be at least a thousandth of the price.
-        (350, [3, 3], 0, [3, 1]),
-        (370, [3, 3], 0, [2, 1]),
-        (410, [3, 3], 0, [2, 0]),
-        (750, [3, 3], 0, [1, 0]),
-        (1000, [3, 3], 0, [0, 0]),
-        (350, [1, 2], 0, [1, 1]),
-        (1000, [3, 1], 2, [2, 1]),
-        (350, [3, 3], 2, [3, 2]),
+        # A row costs 1 ms, so a draft's worth must be at least a thousandth of the price.
+        (127, [3, 3], False, [3, 1]),
+        (131, [3, 3], False, [2, 1]),
+        (319, [3, 3], False, [2, 1]),
+        (324, [3, 3], False, [1, 1]),
+        (339, [3, 3], False, [1, 0]),
+        (640, [3, 3], False, [1, 0]),
+        (645, [3, 3], False, [0, 0]),
+        (127, [1, 2], False, [1, 1]),
+        (645, [3, 1], True, [3, 1]),
+        (127, [2, 3], True, [2, 3]),
     ],
 )
 def test_drafts_are_cut_where_they_are_not_worth_their_time(
-    price: float, limits: list[int], wanted: int, lengths: list[int]
+    price: float, limits: list[int], is_probe: bool, lengths: list[int]
 ) -> None:
-    """Survival is 0.9, 0.72, 0.36 for one request, and 0.4, 0.04, 0.004 for the other."""
+    """Survival is 0.9, 0.72, 0.36 for one request, worth 0.642, 0.321 and 0.129; and 0.4, 0.04,
+    0.004 for the other, worth 0.336, 0.028 and 0.003."""
     ours = ToldPlanner(0.9, 0.8, 0.7)
-    step = drafted_step([True, True], limits, price=price, min_verified=wanted)
+    step = drafted_step([True, True], limits, price=price, is_probe=is_probe)
     confidence = np.array([[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]])
     assert ours.choose(step, confidence)[0].tolist() == lengths
 
@@ -97,7 +100,7 @@ def test_a_step_that_repeats_a_plan_says_nothing_new_about_what_to_expect() -> N
     ours = ToldPlanner(0.9, 0.8, 0.7)
     step = drafted_step([True])
     step.repeats_plan = True
-    assert ours.choose(step, np.full((1, 3), 0.5))[0].tolist() == [3]
+    assert ours.choose(step, np.full((1, 3), 0.8))[0].tolist() == [3]
     row = ours._rows(names(1))[0]
     assert ours.blocks.num_observed[row] == 0
     assert ours.blocks.curves[row].tolist() == [0.9, 0.8, 0.7]
@@ -108,7 +111,7 @@ def test_each_block_is_its_own_requests() -> None:
     """Five requests. The second and fourth were drafted; the second is unsure, the fourth is sure.
     The first has a text, and the third is at its limit."""
     ours = ToldPlanner(0.9, 0.8, 0.7, most_free=6)
-    step = drafted_step([False, True, False, True, False], price=500.0)
+    step = drafted_step([False, True, False, True, False])
     step.predicted = predicted([6, 0, 0, 0, 0], match=32)
     lengths, is_text = ours.choose(step, np.array([[0.01] * 3, [0.99] * 3]))
     assert lengths.tolist() == [6, 0, 0, 3, 0]
@@ -160,10 +163,10 @@ def test_drafts_that_are_not_ours_teach_nothing() -> None:
 
 def test_drafts_are_verified_once() -> None:
     ours = ToldPlanner(0.9, 0.8, 0.7)
-    ours.choose(drafted_step([True]), np.full((1, 3), 0.5))
+    ours.choose(drafted_step([True]), np.full((1, 3), 0.8))
     verify(ours, [3], [1])
     learned = ours.blocks.of_all.tolist()
-    assert learned == pytest.approx([1.0, 1])
+    assert learned == pytest.approx([1.6, 1])
     verify(ours, [3], [1])
     assert ours.blocks.of_all.tolist() == learned
 
@@ -236,7 +239,7 @@ def nonsense(seed: int) -> Iterator[Written]:
 
 
 def rate_of(streams: list[Iterator[Written]], policy: Static | None = None, **more: Any) -> float:
-    made = SimulatedHost(streams, CPU, policy, fair=False, **more)
+    made = SimulatedHost(streams, CPU, policy, **more)
     made.run(steps=50)
     return made.run(steps=400)
 

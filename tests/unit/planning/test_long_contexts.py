@@ -65,10 +65,10 @@ def test_a_long_request_alone_is_not_drafted_where_it_does_not_pay() -> None:
 
 
 def test_drafts_behind_long_contexts_are_cut_first() -> None:
-    """All drafts have the same chances; a row is worth 0.4, and the long request's 0.8 more."""
+    """All drafts have the same chances; a row must bring 0.3, and the long request's 0.6 more."""
     ours = told(with_attention(draft=0.1), 0.9, 0.8)
     step = timed([100, 20_000], 0, 0.0)
-    step.plan, step.limits = Plan(np.ones(2, dtype=bool), width=2, price=400.0), np.array([2, 2])
+    step.plan, step.limits = Plan(np.ones(2, dtype=bool), width=2, price=300.0), np.array([2, 2])
     assert ours.choose(step, np.full((2, 2), 0.9))[0].tolist() == [2, 0]
     step.context_lens = np.array([100, 100])
     assert ours.choose(step, np.full((2, 2), 0.9))[0].tolist() == [2, 2]

@@ -53,8 +53,8 @@ def test_where_a_text_goes_on_no_block_is_needed() -> None:
     planner.blocks.curves[:] = 0.9, 0.8, 0.7
     plan = planner.plans([3, 3])
     assert plan.runs_block
-    assert plan.of_blocks == pytest.approx(2.4)
-    assert 2.5 < plan.of_texts < 3
+    assert plan.of_blocks == pytest.approx(np.log(1 + 2.4))
+    assert np.log(1 + 2.5) < plan.of_texts < np.log(1 + 3)
 
 
 def test_what_a_match_promised_fades_when_it_has_ended() -> None:

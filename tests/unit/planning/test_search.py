@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.planner_world import curve, straight, straight_costs
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import Attention, StepCosts
-from vllm_dflash.planning.objective import price_of, rate_of, worth_of
 from vllm_dflash.planning.search import (
     CATCH_UP_STEPS,
     Batch,
@@ -22,6 +21,9 @@ from vllm_dflash.planning.search import (
     best_first,
     best_lengths,
     perfect_rate,
+    rate_of,
+    seconds_of,
+    worth_of,
 )
 from vllm_dflash.planning.step import Plan
 
@@ -31,7 +33,6 @@ rates = st.sampled_from([0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
 chains = st.lists(st.lists(rates, min_size=WIDTH, max_size=WIDTH), min_size=1, max_size=3)
 contexts = st.lists(st.sampled_from([0, 500, 20_000]), min_size=3, max_size=3)
 steps = st.lists(st.floats(0, 1), min_size=12, max_size=12)
-BOTH = pytest.mark.parametrize("fair", [False, True], ids=["throughput", "fair"])
 
 
 def costs_of(increments: list[float], attention: Attention) -> StepCosts:
@@ -49,17 +50,14 @@ def summed(worth: Floats, lengths: Ints) -> float:
     return float(sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True)))
 
 
-def plain_of(costs: StepCosts, count: int, context: float, fair: bool) -> Plan:
+def plain_of(costs: StepCosts, count: int, context: float) -> Plan:
     seconds = costs.plain(count, context)
-    price = price_of(count, count / seconds, seconds, fair)
     lengths = np.zeros(count, np.int64)
-    return Plan.without_block(count, lengths=lengths, price=price, rate=count / seconds)
+    return Plan.without_block(count, lengths=lengths, price=count / seconds, rate=count / seconds)
 
 
-@BOTH
 @given(chains, contexts, steps, st.sampled_from([0.0, 1e-6, 1e-5]), st.floats(0, 500))
 def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
-    fair: bool,
     conditional: list[list[float]],
     lens: list[int],
     increments: list[float],
@@ -67,7 +65,7 @@ def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
     price: float,
 ) -> None:
     """Compared with every combination of lengths, for every number of rows."""
-    worth = worth_of(np.array(conditional).cumprod(axis=1), fair)
+    worth = worth_of(np.array(conditional).cumprod(axis=1))
     count, context = len(worth), np.array(lens[: len(worth)])
     costs = costs_of(increments, Attention(draft=reading))
     requests, gain, seconds = best_first(costs, worth, context, price)
@@ -106,7 +104,6 @@ def batch_of(blocks: Floats, **fields: Any) -> Batch:
     return batch._replace(**fields)
 
 
-@BOTH
 @given(
     chains,
     st.lists(st.integers(0, WIDTH), min_size=3, max_size=3),
@@ -116,7 +113,6 @@ def batch_of(blocks: Floats, **fields: Any) -> Batch:
     st.sampled_from([0.0, 0.002]),
 )
 def test_lengths_are_the_best_of_all(
-    fair: bool,
     conditional: list[list[float]],
     most: list[int],
     increments: list[float],
@@ -126,39 +122,37 @@ def test_lengths_are_the_best_of_all(
 ) -> None:
     survival = np.array(conditional).cumprod(axis=1)
     count, limits = len(survival), np.array(most[: len(survival)])
-    worth = np.where(np.arange(WIDTH) < limits[:, None], worth_of(survival, fair), 0.0)
+    worth = np.where(np.arange(WIDTH) < limits[:, None], worth_of(survival), 0.0)
     costs, alike = costs_of(increments, Attention()), np.array(sorted(allowed), np.int64)
-    batch, otherwise = batch_of(worth, limits=limits), plain_of(costs, count, 0.0, fair)
+    batch, otherwise = batch_of(worth, limits=limits), plain_of(costs, count, 0.0)
     same = {tuple(np.minimum(one, limits).tolist()) for one in alike.tolist()}
 
     def rate(lengths: Ints) -> tuple[float, float]:
         more = 0.0 if tuple(lengths.tolist()) in same else ragged_seconds
         seconds = float(costs.target(count, count + lengths.sum())) + drafting + more
-        return float(rate_of(count, summed(worth, lengths), seconds, fair)), seconds
+        return float(rate_of(count, summed(worth, lengths), seconds)), seconds
 
-    found = best_lengths(batch, worth, otherwise, costs, fair, drafting, alike, ragged_seconds)
+    found = best_lengths(batch, worth, otherwise, costs, drafting, alike, ragged_seconds)
     assert (found.lengths <= limits).all()
     own, seconds = rate(found.lengths)
     assert found.rate == pytest.approx(own)
-    assert found.price == pytest.approx(price_of(count, own, seconds, fair))
+    assert found.price == pytest.approx(count / seconds)
     assert own == pytest.approx(max(rate(one)[0] for one in all_lengths(limits.tolist())))
 
 
-@BOTH
 @given(chains, steps, st.integers(1, 3), st.sampled_from([0, 1000]))
 def test_who_is_drafted_and_how_wide_is_the_best_of_all(
-    fair: bool,
     conditional: list[list[float]],
     increments: list[float],
     most: int,
     context: int,
 ) -> None:
     """Every subset of requests that gain differently and cost alike, with every width."""
-    blocks = worth_of(np.array(conditional).cumprod(axis=1), fair)
+    blocks = worth_of(np.array(conditional).cumprod(axis=1))
     count, attention = len(blocks), Attention(1e-6, 1e-6, 2e-6)
     costs, lens = costs_of(increments, attention), np.full(count, context)
     batch = batch_of(blocks, context_lens=lens)
-    free = plain_of(costs, count, count * context, fair)
+    free = plain_of(costs, count, count * context)
 
     def rate(drafted: Ints, width: int) -> tuple[float, float]:
         number, verified = drafted.sum(), width * drafted.sum()
@@ -167,13 +161,14 @@ def test_who_is_drafted_and_how_wide_is_the_best_of_all(
         seconds += float(costs.block(number * (1 + width), number * context))
         seconds += float(costs.context.at(number))
         gain = float((blocks[:, :width].sum(axis=1) * drafted).sum())
-        return float(rate_of(count, gain, seconds, fair)), seconds
+        return float(rate_of(count, gain, seconds)), seconds
 
-    found = best_drafted(costs, batch, free, np.array([1, 2, 3]), most, fair)
+    found = best_drafted(costs, batch, free, np.array([1, 2, 3]), most)
     assert 1 <= found.drafted.sum() <= most
     own, seconds = rate(found.drafted.astype(int), found.width)
     assert found.rate == pytest.approx(own)
-    assert found.price == pytest.approx(price_of(count, own, seconds, fair))
+    assert found.price == pytest.approx(count / seconds)
+    assert seconds_of(costs, batch, found) == pytest.approx(seconds)
     subsets = [one for one in all_lengths([1] * count) if 1 <= one.sum() <= most]
     best = max(rate(one, width)[0] for one in subsets for width in (1, 2, 3))
     assert own == pytest.approx(best)
@@ -184,11 +179,11 @@ def drafted_of(
 ) -> list[bool]:
     costs = costs or straight_costs()
     count = len(batch.limits)
-    free = free or plain_of(costs, count, float(batch.context_lens.sum()), False)
-    return best_drafted(costs, batch, free, np.array([1, 2, 3]), count, False).drafted.tolist()
+    free = free or plain_of(costs, count, float(batch.context_lens.sum()))
+    return best_drafted(costs, batch, free, np.array([1, 2, 3]), count).drafted.tolist()
 
 
-GOOD = np.tile([0.95, 0.9, 0.85], (3, 1))
+GOOD = worth_of(np.tile([0.95, 0.9, 0.85], (3, 1)))
 
 
 def test_who_can_use_no_draft_is_not_drafted() -> None:
@@ -200,7 +195,7 @@ def test_a_request_with_a_better_text_keeps_it() -> None:
     """The step without blocks has all three of its text's drafts verified."""
     texts = np.zeros((3, 5))
     texts[1] = 0.99 ** np.arange(1, 6)
-    free = plain_of(straight_costs(), 3, 0.0, False)
+    free = plain_of(straight_costs(), 3, 0.0)
     free = replace(free, lengths=np.array([0, 5, 0]))
     assert drafted_of(batch_of(GOOD, texts=texts), free=free) == [True, False, True]
 
@@ -221,11 +216,10 @@ def test_who_has_much_to_catch_up_is_drafted_if_that_pays_within_some_steps() ->
     assert drafted_of(batch_of(worse, waiting=4 * waiting)) == [True, False, True]
 
 
-@BOTH
 @pytest.mark.parametrize("drafting_ms", [0.0, 60.0], ids=["cheap", "dear"])
 @given(steps, st.integers(1, 4), st.sampled_from([0.0, 1e-6]))
 def test_no_drafts_of_one_request_or_of_all_are_better_than_perfect_ones(
-    fair: bool, drafting_ms: float, increments: list[float], count: int, reading: float
+    drafting_ms: float, increments: list[float], count: int, reading: float
 ) -> None:
     costs = costs_of(increments, Attention(0.0, reading, reading))
     costs.draft = straight(drafting_ms, 0.25)
@@ -235,6 +229,6 @@ def test_no_drafts_of_one_request_or_of_all_are_better_than_perfect_ones(
         drafts = some * width
         seconds = float(costs.target(count, count + drafts, 700.0 * count, 700.0 * drafts))
         seconds += float(costs.block(some * (1 + width), 700.0 * some))
-        worth = worth_of(np.ones((some, width)), fair).sum()
-        ways.append(float(rate_of(count, worth, seconds, fair)))
-    assert perfect_rate(costs, batch, fair) == pytest.approx(max(ways))
+        worth = worth_of(np.ones((some, width))).sum()
+        ways.append(float(rate_of(count, worth, seconds)))
+    assert perfect_rate(costs, batch) == pytest.approx(max(ways))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.step import Predicted
-from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, NgramIndex, append_tokens
+from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, NgramIndex
 
 MAX_TOKENS = 512
 
@@ -35,7 +35,7 @@ class Engine:
     """Requests whose texts grow as a test says."""
 
     def __init__(self, max_requests: int = 2) -> None:
-        self.matches = NgramIndex(max_requests, MAX_TOKENS, most=8)
+        self.matches = NgramIndex(max_requests, most=8)
         self.texts = np.zeros((max_requests, MAX_TOKENS), np.int32)
         self.ends = np.zeros(max_requests, np.int64)
 
@@ -50,8 +50,10 @@ class Engine:
         produced = np.array([len(new) for new in tokens])
         self.ends[: len(ids)] += produced
         context, limits = self.ends[: len(ids)] - 1, np.full(len(ids), MAX_TOKENS)
-        append_tokens(self.texts, context, sampled, produced)
-        return self.matches.look_up(ids, self.texts, context, produced, limits, most)
+        found = self.matches.look_up(ids, self.texts, context, sampled, produced, limits, most)
+        for request, new in enumerate(tokens):  # as the runner does
+            self.texts[request, self.ends[request] - len(new) : self.ends[request]] = new
+        return found
 
     def predicted(self, request: int, length: int) -> list[int]:
         return self.matches.tokens(request, length)

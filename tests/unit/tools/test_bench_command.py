@@ -93,14 +93,14 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
 def test_other_options_of_ours_are_sides(
     tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["blocks", '{"draft_window": 64, "objective": "fair"}', "ngram"]
+    asked = ["blocks", '{"draft_window": 64, "free_drafts": "off"}', "ngram"]
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "--beside", *asked) == 0
-    *_, blocks, fair, ngram = comparisons[0].record.sides
+    *_, blocks, alone, ngram = comparisons[0].record.sides
     assert blocks.name == "ours, blocks only"
-    assert fair.name == "ours, draft_window 64, objective fair"
-    assert fair.speculative_config is not None
-    assert fair.speculative_config["draft_window"] == 64
-    assert (blocks.plugins, fair.plugins, ngram.plugins) == ("dflash", "dflash", "")
+    assert alone.name == "ours, draft_window 64, free_drafts off"
+    assert alone.speculative_config is not None
+    assert alone.speculative_config["draft_window"] == 64
+    assert (blocks.plugins, alone.plugins, ngram.plugins) == ("dflash", "dflash", "")
     for wrong, message in (
         ("both", "none of blocks"),
         ('{"temperature": 1}', "not options of ours"),

@@ -41,7 +41,7 @@ def log_active(options: EngineOptions) -> None:
         " block size %d, taps: outputs of layers %s, counted from 0 (vLLM's auxiliary layers %s)",
         __version__,
         drafter.model,
-        options.draft_length + ", throughput" * (options.is_planned and not options.is_fair),
+        options.draft_length,
         "up to " if options.is_planned else "",
         width,
         f"; with {longer} {most}, vLLM's num_spec_tokens" if most > width else "",

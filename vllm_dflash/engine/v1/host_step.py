@@ -35,7 +35,7 @@ from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
-from vllm_dflash.planning.texts import NgramIndex, append_tokens
+from vllm_dflash.planning.texts import NgramIndex
 
 
 class TargetBatch(NamedTuple):
@@ -211,11 +211,14 @@ class HostStep:
         if self.free_drafts is None:
             return
         with step.timing("planning"):
-            texts, lens, produced = batch.texts, step.context_lens, step.produced
-            # The runner will write the same tokens. Other dtypes trigger compilation.
-            append_tokens(texts, lens, batch.sampled.astype(np.int32, copy=False), produced)
             found = self.free_drafts.look_up(
-                step.ids, texts, lens, produced, batch.text_limits, batch.most_free
+                step.ids,
+                batch.texts,
+                step.context_lens,
+                batch.sampled,
+                step.produced,
+                batch.text_limits,
+                batch.most_free,
             )
         if found.lengths.any() or found.known.any():
             step.predicted = found
@@ -225,7 +228,7 @@ class HostStep:
         self._since_plan += 1
         if self._skip_steps and step.ids == self._last.ids:
             self._skip_steps -= 1
-            step.plan = replace(self._last.plan, is_probe=False, min_verified=0)
+            step.plan = replace(self._last.plan, is_probe=False)
             step.repeats_plan = True
             return
         self._learn(step)

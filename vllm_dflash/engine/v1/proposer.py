@@ -139,11 +139,10 @@ class PlannedProposer(DFlashProposer):
     def start_planning(self, costs: StepCosts) -> None:
         """Start planning draft lengths from these costs."""
         host, most_free = self.host, self.most_free
-        sizes, fair = (self.width, self.max_batch_size), self.options.is_fair
-        host.planner = Planner(*sizes, costs, most_free=most_free, fair=fair)
+        sizes = self.width, self.max_batch_size
+        host.planner = Planner(*sizes, costs, most_free=most_free)
         if most_free:
-            longest = self.runner.max_model_len
-            host.free_drafts = NgramIndex(self.max_batch_size, longest, most_free)
+            host.free_drafts = NgramIndex(self.max_batch_size, most_free)
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.

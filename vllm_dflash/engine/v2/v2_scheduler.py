@@ -69,7 +69,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         self.max_num_active_reqs = min(most, options.most_active or schedule.max_num_seqs)
         self._trees = PlacesOfTrees(options.tree_nodes)
         self._tree_gain = TreeGain(tree_sizes(options.tree_nodes))
-        self.planner = Planner(width, schedule.max_num_seqs, fair=options.is_fair)
+        self.planner = Planner(width, schedule.max_num_seqs)
         """Started by the workers' facts, unless draft lengths are fixed."""
         self._is_fixed = not options.is_planned
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
@@ -189,7 +189,6 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             seconds,
             ahead.rate,
             of_texts=ahead.of_texts,
-            fair=self.planner.fair,
         )
         return ahead.lengths if best is None else of_trees[best]
 

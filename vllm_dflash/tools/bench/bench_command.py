@@ -19,7 +19,7 @@ EPILOG = """examples:
   vllm-dflash bench --quick
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
       --prompts code.jsonl chat.jsonl --temperature 0 0.7
-  vllm-dflash bench --native-k 3 7 --beside blocks ngram '{{"objective": "fair"}}' --rounds 9
+  vllm-dflash bench --native-k 3 7 --beside blocks ngram '{{"draft_tree": "auto"}}' --rounds 9
   vllm-dflash bench --dataset-name spec_bench --dataset-path question.jsonl --native-k 3
 
 exit code: 0 success, {failed} could not run, {interrupted} or 143 interrupted"""

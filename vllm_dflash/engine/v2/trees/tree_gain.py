@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.objective import first_best, rate_of
+from vllm_dflash.planning.search import first_best, rate_of
 from vllm_dflash.planning.step import Outcomes
 
 ASSUMED_RATIO = 1.25
@@ -60,7 +60,6 @@ class TreeGain:
         rate: float,
         *,
         of_texts: float = 0.0,
-        fair: bool = False,
     ) -> int | None:
         """Return which size has the best rate in a step; None: chains have.
 
@@ -70,19 +69,17 @@ class TreeGain:
             seconds: time of the step with trees of each size, [S].
             rate: rate of the best step with chains.
             of_texts: worth of the other requests' drafts, which remain chains.
-            fair: the objective; see `objective`.
         """
-        worth = scaled(of_blocks, self.ratios, count, fair) + of_texts
-        rates = rate_of(count, worth, seconds, fair)
+        worth = scaled(of_blocks, self.ratios, count) + of_texts
+        rates = rate_of(count, worth, seconds)
         best = first_best(rates)
         return best if rates[best] > rate else None
 
 
-def scaled(worth: float, ratios: Floats, num_requests: int, fair: bool) -> Floats:
-    """Worth of drafts if `ratios` times as many were accepted, of all requests alike, [S]."""
-    if fair:
-        return num_requests * np.log1p(ratios * np.expm1(worth / num_requests))
-    return worth * ratios
+def scaled(worth: float, ratios: Floats, num_requests: int) -> Floats:
+    """Return the worth of drafts if `ratios` times as many were accepted, of all requests alike,
+    [S]."""
+    return num_requests * np.log1p(ratios * np.expm1(worth / num_requests))
 
 
 def rest_of_chains(outcomes: Outcomes, ratio: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Objectives: what drafts are worth, and which lengths that makes best, against brute force."""
+"""What drafts are worth, and which lengths that makes best, against brute force."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from support.planner_world import names, straight_costs
 from vllm_dflash.engine.v2.trees.tree_gain import ASSUMED_RATIO, TreeGain
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.objective import first_best, price_of, worth_of
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.search import Batch, best_lengths
+from vllm_dflash.planning.search import Batch, best_lengths, first_best, worth_of
 from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 CHANCES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=4)
@@ -29,54 +28,47 @@ def survival_of(chances: list[list[float]]) -> Floats:
 @given(CHANCES)
 def test_worth_of_a_draft(chances: list[list[float]]) -> None:
     survival = survival_of(chances)
-    assert worth_of(survival, False) is survival
-    worth = worth_of(survival, True)
+    worth = worth_of(survival)
     assert worth.cumsum(axis=1) == pytest.approx(np.log(1 + survival.cumsum(axis=1)))
     assert (np.diff(worth, axis=1) <= 1e-12).all(), "so the best n drafts are prefixes"
 
 
-def speeds(survival: Floats, lengths: Ints, drafting_seconds: float = 0.0) -> Floats:
-    """Tokens per second of each request, [R]."""
-    seconds = (10 + len(lengths) + lengths.sum()) / 1000 + drafting_seconds
+def speeds(survival: Floats, lengths: Ints) -> Floats:
+    """Return the tokens per second of each request, [R]."""
+    seconds = (10 + len(lengths) + lengths.sum()) / 1000
     accepted = [curve[:length].sum() for curve, length in zip(survival, lengths, strict=True)]
     return (1 + np.array(accepted)) / seconds
 
 
-def best_of(worth: Floats, fair: bool, alike: Ints, drafting: float = 0.0) -> Plan:
-    """Return the best lengths: any, or if some are given, those for all alike."""
+def best_of(worth: Floats) -> Plan:
+    """Return the best lengths of any."""
     count, width = worth.shape
     zeros = np.zeros(count, np.int64)
     batch = Batch(zeros, zeros + width, zeros, worth, worth)
     otherwise = Plan.without_block(count, lengths=zeros, rate=1.0)
-    ragged_seconds = 1000.0 if len(alike) else 0.0
-    return best_lengths(batch, worth, otherwise, COSTS, fair, drafting, alike, ragged_seconds)
+    return best_lengths(batch, worth, otherwise, COSTS, 0.0, np.zeros(0, np.int64), 0.0)
 
 
-@pytest.mark.parametrize("fair", [False, True])
 @given(CHANCES)
-def test_no_lengths_have_a_better_mean_speed(fair: bool, chances: list[list[float]]) -> None:
-    """Brute force over each request's speed: the arithmetic mean, or the geometric one."""
+def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None:
+    """Brute force over each request's speed: the geometric mean of them."""
     survival = survival_of(chances)
     count = len(survival)
 
     def mean(lengths: Ints) -> float:
-        each = speeds(survival, lengths)
-        return float(np.exp(np.log(each).mean()) if fair else each.mean())
+        return float(np.exp(np.log(speeds(survival, lengths)).mean()))
 
     best = max(mean(np.array(one)) for one in product(range(4), repeat=count))
-    found = best_of(worth_of(survival, fair), fair, np.zeros(0, np.int64))
+    found = best_of(worth_of(survival))
     assert mean(found.lengths) == pytest.approx(best, rel=1e-9)
     assert found.rate == pytest.approx(count * best)
 
 
-@pytest.mark.parametrize("fair", [False, True])
 @given(CHANCES)
-def test_at_the_price_of_the_best_step_no_other_is_worth_more(
-    fair: bool, chances: list[list[float]]
-) -> None:
+def test_at_the_price_of_the_best_step_no_other_is_worth_more(chances: list[list[float]]) -> None:
     """So a step's drafts can be cut one by one once its price is known."""
-    worth = worth_of(survival_of(chances), fair)
-    found = best_of(worth, fair, np.zeros(0, np.int64))
+    worth = worth_of(survival_of(chances))
+    found = best_of(worth)
 
     def value(lengths: Ints) -> float:
         gain = sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True))
@@ -85,23 +77,7 @@ def test_at_the_price_of_the_best_step_no_other_is_worth_more(
     best = max(value(np.array(one)) for one in product(range(4), repeat=len(worth)))
     assert value(found.lengths) == pytest.approx(best, abs=1e-9)
     seconds = (10 + len(worth) + found.lengths.sum()) / 1000
-    assert found.price == pytest.approx(price_of(len(worth), found.rate, seconds, fair))
-
-
-@given(st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3), st.integers(1, 40))
-def test_for_requests_alike_both_objectives_are_the_same(chances: list[float], count: int) -> None:
-    curve = np.cumprod(chances)
-    plans = [
-        best_of(worth_of(np.tile(curve, (count, 1)), fair), fair, np.array([1, 2, 3]), 0.002)
-        for fair in (False, True)
-    ]
-    throughput, fair = plans
-    assert fair.rate == pytest.approx(throughput.rate)
-    # Two lengths may be equally good.
-    length = np.array([throughput.lengths[0], fair.lengths[0]])
-    tokens = 1 + np.append(0.0, curve.cumsum())[length]
-    seconds = (10 + count * (1 + length)) / 1000 + 0.002
-    assert count * tokens / seconds == pytest.approx(throughput.rate)
+    assert found.price == pytest.approx(len(worth) / seconds)
 
 
 @given(CHANCES, st.integers(1, 9))
@@ -111,8 +87,8 @@ def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
     promise = count * float(np.log1p(accepted))
     seconds = np.array([0.05])
     bound = count * (1 + ASSUMED_RATIO * accepted) / 0.05
-    assert gain.best(count, promise, seconds, 0.999 * bound, fair=True) == 0
-    assert gain.best(count, promise, seconds, 1.001 * bound, fair=True) is None
+    assert gain.best(count, promise, seconds, 0.999 * bound) == 0
+    assert gain.best(count, promise, seconds, 1.001 * bound) is None
 
 
 def test_of_values_that_rounding_may_have_set_apart_the_first_is_chosen() -> None:
@@ -122,9 +98,10 @@ def test_of_values_that_rounding_may_have_set_apart_the_first_is_chosen() -> Non
     assert first_best(np.array([1e6, 1e6 * (1 + 1e-12)])) == 0
 
 
-def text_of_one(fair: bool, count: int) -> Ints:
-    """Free drafts to verify in a step of V1, of which the first request has 20 that are sure."""
-    ours = Planner(1, count, straight_costs(), most_free=20, fair=fair)
+def text_of_one(count: int) -> Ints:
+    """Return free drafts to verify in a step of V1, of which the first request has 20 that are
+    sure."""
+    ours = Planner(1, count, straight_costs(), most_free=20)
     ours.blocks.typical[:] = ours.blocks.curves[:] = 0.0
     only = np.zeros(count, np.int64)
     only[0] = 20
@@ -136,23 +113,23 @@ def text_of_one(fair: bool, count: int) -> Ints:
 
 
 def test_no_request_waits_long_for_the_drafts_of_another() -> None:
-    """1 token more of 21 takes 1 ms, a step of 32 requests 42 ms: throughput has all 20 verified
-    and every request wait 20 ms; fair has those that bring the one more than they cost the 32."""
-    assert text_of_one(False, 32).tolist() == [20] + [0] * 31
-    few = text_of_one(True, 32)
+    """1 token more of 21 takes 1 ms, a step of 32 requests 42 ms. All 20 would keep 31 requests
+    waiting for 20 ms: those are verified that bring the one more than they cost the 32."""
+    few = text_of_one(32)
     assert 0 <= few[0] <= 1
-    assert text_of_one(True, 1)[0] == 20, "alone, it keeps nobody waiting"
+    assert not few[1:].any()
+    assert text_of_one(1)[0] == 20, "alone, it keeps nobody waiting"
 
 
-def test_v2_gives_fewer_places_to_the_only_copy_of_many() -> None:
-    count = 32
-    lengths = {}
-    for fair in (False, True):
-        ours = Planner(15, count, fair=fair)
+def test_v2_gives_few_places_to_the_only_copy_of_many() -> None:
+    places = {}
+    for count in (1, 32):
+        ours = Planner(15, count)
         ours.start(straight_costs(), range(16))
         rows = ours._rows(names(count))
         ours.texts.curves[rows[0]] = 0.99 ** np.arange(1, 16)
         ours.blocks.curves[rows] = 0.0
-        lengths[fair] = ours.plan(names(count), np.full(count, 10), np.full(count, 15)).lengths
-    assert lengths[True][0] <= 1
-    assert lengths[False][0] >= 4
+        plan = ours.plan(names(count), np.full(count, 10), np.full(count, 15))
+        places[count] = int(plan.lengths[0])
+    assert places[32] <= 1
+    assert places[1] >= 4
