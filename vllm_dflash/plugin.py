@@ -122,7 +122,9 @@ vLLM bugs fixed here, in workers and schedulers:
 Also in the front end:
 
 20. `InputProcessor.process_inputs` is wrapped: for engines that we run, a request that would crash
-    its worker is refused (`engine/vllm_fixes/request_limits.py`). Replaced by: vLLM's own checks.
+    its worker, or whose `dflash` options in `extra_args` are wrong, is refused
+    (`engine/vllm_fixes/request_limits.py`). Replaced by: vLLM's own checks, and a list of checks
+    that plugins can add to.
 """
 
 from __future__ import annotations

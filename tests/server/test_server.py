@@ -100,6 +100,27 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     assert f'vllm:dflash_skipped_steps_total{{engine="0",model_name="{MODEL}"}} ' in text
 
 
+def test_a_request_limits_its_drafts(server: Server) -> None:
+    """Whatever it says, its text stays. What is not understood is refused."""
+
+    def answer(**options: Any) -> httpx.Response:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
+        url = f"{server.url}/v1/completions"
+        return httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60)
+
+    drafted = "vllm:spec_decode_num_draft_tokens_total"
+    expected, before = server.complete(PROMPT), server.metric(drafted)
+    plain = answer(**{"dflash.max_drafts": 0})
+    assert plain.json()["choices"][0]["text"] == expected
+    assert server.metric(drafted) == before
+    for option in ({"dflash.max_drafts": -1}, {"dflash.max_drafts": "2"}, {"dflash.drafts": 2}):
+        refused = answer(**option)
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert next(iter(option)) in message
+        assert "an integer, 0 or more" in message
+
+
 def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:
     """One such request used to end the engine for all, in any step that verified drafts."""
 

@@ -128,6 +128,8 @@ class Ours:
                 if count
             },
             num_spec_tokens_to_schedule=0,
+            scheduled_new_reqs=[],
+            finished_req_ids=set(),
         )
         self.scheduler._update_after_schedule(output)
         self._plans.append(output)

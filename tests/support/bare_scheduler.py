@@ -117,6 +117,8 @@ def step(
         total_num_scheduled_tokens=sum(rows.values()),
         scheduled_spec_decode_tokens={name: [-1] * k for name, k in drafts.items() if k},
         num_spec_tokens_to_schedule=next_drafts,
+        scheduled_new_reqs=[],
+        finished_req_ids=set(),
     )
     output = SimpleNamespace(
         req_ids=list(produced),

@@ -178,14 +178,15 @@ def drafter_cache_per_token(llm: LLM) -> int:
     return sum(spec.page_size_bytes // spec.block_size for spec in specs)
 
 
-def acceptance_by_request(llm: LLM) -> dict[str, list[int]]:
-    """Watch an engine: tokens of each verify step, per request, filled while it generates."""
+def acceptance_by_request(llm: LLM, *, of_drafts: bool = False) -> dict[str, list[int]]:
+    """Watch an engine: tokens of each verify step, per request, filled while it generates.
+    `of_drafts`: verified drafts instead of tokens."""
     lengths: dict[str, list[int]] = {}
 
     def count(ids: Sequence[str], produced: Sequence[int], drafts: Sequence[int]) -> None:
         for name, tokens, verified in zip(ids, produced, drafts, strict=True):
             if verified and tokens:
-                lengths.setdefault(name, []).append(tokens)
+                lengths.setdefault(name, []).append(verified if of_drafts else tokens)
 
     if not USES_V2:
         statistics = proposer_of(llm).statistics

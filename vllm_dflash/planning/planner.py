@@ -197,7 +197,8 @@ class Planner(DraftLearner):
         """Return a plan that also drafts requests that do not seem to pay, if it is time."""
         chosen = to_probe(batch, best, self.blocks.last_step[rows])
         if not len(chosen):
-            self.probes.restart()
+            if best.runs_block:  # all are drafted, and none is left out
+                self.probes.restart()
             return None
         probe = self._probe_of(batch, best, chosen)
         lost = seconds_of(self.costs, batch, probe) - seconds_of(self.costs, batch, best)

@@ -35,10 +35,12 @@ class Requests(dict[str, Any]):
         return super().get(name, default)
 
 
-def cache_of(lengths: dict[str, int], *, runs_block: bool = True, is_fixed: bool = False) -> Any:
-    cache = PlanCache(LONGEST, K, is_fixed=is_fixed)
+def cache_of(
+    lengths: dict[str, int], own_limits: dict[str, int] | None = None, **kind: bool
+) -> Any:
+    cache = PlanCache(LONGEST, K, own_limits or {}, is_fixed=kind.get("is_fixed", False))
     assert not cache
-    cache.keep(lengths, runs_block=runs_block)
+    cache.keep(lengths, runs_block=kind.get("runs_block", True))
     assert cache
     return cache
 
@@ -86,6 +88,16 @@ def test_a_new_plan_replaces_the_one_that_was_repeated() -> None:
 def test_without_drafts_no_block_runs() -> None:
     cache, requests = cache_of({"a": 0, "b": 0}), Requests(a=request(), b=request())
     assert cache.repeat(rows("ab"), requests) == StepPlan(is_new=False)
+
+
+def test_a_repeated_plan_keeps_the_limits_that_requests_set() -> None:
+    """Also for new ones. Nobody else could use drafts at the end."""
+    own = {"b": 2, "c": 0, "n": 3}
+    cache, requests = cache_of({"a": 5, "b": 5, "c": 5}, own), Requests.fromkeys("bcn", request())
+    requests["a"] = request(left=2)
+    assert cache.repeat(rows("abcn"), requests).lengths == {"a": 5, "b": 2, "c": 0, "n": 3}
+    plan = cache.repeat(rows("ac"), requests)
+    assert (plan.could_draft, plan.length) == (False, 0)
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])

@@ -161,6 +161,26 @@ def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     assert step.limits.tolist() == [0, 0, 0]
 
 
+def test_requests_that_limit_their_drafts(pair: Pair) -> None:
+    """The drafts of blocks, as wide as they can be, and those of texts."""
+    rows = [Row(number, features(9, number), bonus=12) for number in range(4)]
+    blocks = DrafterHarness(pair)
+    blocks.proposer._own_limits.update({"0": 0, "1": 2, "3": 99})
+    full = DrafterHarness(pair).step(rows)
+    assert [len(drafts) for drafts in full] == [7] * 4
+    found = blocks.step(rows)
+    assert [len(drafts) for drafts in found] == [0, 2, 7, 7]  # a narrow block's may be others
+    assert found[2:] == full[2:]
+    texts = planned_harness(pair, Told([True] * 4, [9] * 4, [True] * 4))
+    texts.proposer._own_limits.update({"0": 0, "1": 2, "3": 9})
+    for row in rows:
+        texts.texts[row.request, :4] = [11, 12, 13, 14]
+        texts.texts[row.request, 8] = 11
+    assert [len(drafts) for drafts in texts.step(rows)] == [0, 2, 9, 9]
+    predicted = texts.proposer.host._last.predicted
+    assert predicted.lengths.tolist() == [0, 2, 32, 9]
+
+
 @pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
 def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
     proposer = DrafterHarness(pair, **own).proposer

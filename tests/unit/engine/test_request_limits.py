@@ -116,6 +116,12 @@ def test_only_engines_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch, is_
             placed(engine, params)
     else:
         assert placed(engine, params).sampling_params is params
+    mistaken = SamplingParams(extra_args={"dflash": {"max_draft": 0}, "other": 1})
+    if is_ours:
+        with pytest.raises(VLLMValidationError, match=r"'dflash\.max_draft'.*dflash\.max_drafts"):
+            placed(engine, mistaken)
+    else:
+        assert placed(engine, mistaken).sampling_params is mistaken
     endless = SamplingParams(max_tokens=2**40, min_tokens=2**39)
     found = placed(engine, endless).sampling_params
     assert (found.max_tokens, found.min_tokens) == ((100, 100) if is_ours else (2**40, 2**39))

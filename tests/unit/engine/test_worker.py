@@ -18,6 +18,7 @@ from support import TESTS, importing_support
 from support.planner_world import profiled_costs
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.cpu_worker import DraftingCPUWorker
+from vllm_dflash.engine.own_limits import OwnLimits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.v1 import v1_worker
 from vllm_dflash.engine.v1.proposer import PlannedProposer
@@ -50,12 +51,15 @@ def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
     proposer.kv_cache_gid, proposer.cache_block_size = 0, 32
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
     proposer.host = SimpleNamespace(backlog=backlog, begin_step=lambda *_: None)
+    proposer._own_limits = OwnLimits()
     ended, preempted = (SimpleNamespace(block_ids=([block],), num_tokens=9) for block in (5, 6))
     proposer.runner = SimpleNamespace(
         requests={"ended": ended, "preempted": preempted},
         input_batch=SimpleNamespace(req_id_to_index={"ended": 0, "other": 1}),
     )
-    new = SimpleNamespace(req_id="new", block_ids=([8, 9],), num_computed_tokens=32)
+    new = SimpleNamespace(
+        req_id="new", block_ids=([8, 9],), num_computed_tokens=32, sampling_params=None
+    )
     step = SimpleNamespace(
         finished_req_ids={"ended", "preempted", "of another time"},
         scheduled_new_reqs=[new],

@@ -118,6 +118,9 @@ def test_who_is_drafted_anyway_is_not_probed() -> None:
     ours.blocks.curves[rows] = 0.95, 0.9, 0.85, 0.8
     assert not ours.plans([4] * 3).is_probe
     assert ours.probes.restarts == 1
+    # In prompts and at their ends nobody can be drafted, which changes nothing.
+    assert not ours.plans([0] * 3).is_probe
+    assert ours.probes.restarts == 1
 
 
 @pytest.mark.parametrize(("count", "chosen"), [(1, 1), (15, 1), (16, 2), (33, 3), (64, 5)], ids=str)

@@ -22,6 +22,7 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
+from vllm_dflash.engine.own_limits import OwnLimits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import fresh_cache_blocks, newly_admitted
 from vllm_dflash.engine.v1.backlog import ContextBacklog, useless_cache_blocks
@@ -73,6 +74,7 @@ class PlannedProposer(DFlashProposer):
         self.warm = WarmState(lambda: (self.host.backlog,), late=LOGPROB_RANK_CODE)
         self.record: StepRecord | None = None
         """The current step, from the target's output to `end_step`."""
+        self._own_limits = OwnLimits()
         self._sampled = np.zeros((0, 1), np.int32)
         """Tokens sampled in the current step, then -1, [R, most of any]."""
 
@@ -173,6 +175,7 @@ class PlannedProposer(DFlashProposer):
             backlog.drop(
                 fresh_cache_blocks(scheduler_output, *group) + useless, self.cache_block_size
             )
+        self._own_limits.take(scheduler_output)
         self.host.begin_step(newly_admitted(scheduler_output), scheduler_output.finished_req_ids)
 
     def prepare_next_token_ids_padded(
@@ -242,6 +245,9 @@ class PlannedProposer(DFlashProposer):
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         step.context_lens = context_lens.astype(np.int64)
         limits = length_limits(runner.requests, step.ids, runner.max_model_len)
+        if self._own_limits:  # of blocks and of texts: their drafts end there
+            before = step.context_lens + 2  # see `draft_limits`
+            limits = before + self._own_limits.cut(limits - before, step.ids)
         text_limits = limits.copy()
         # A prompt of embeddings has no tokens; its row may hold another request's.
         text_limits[list(runner.input_batch.req_prompt_embeds)] = 0

@@ -25,10 +25,14 @@ def tokens_left(request: Request) -> int:
 class PlanCache:
     """The last plan that was no experiment. Repeating it for the same requests costs no loop."""
 
-    def __init__(self, longest: int, width: int, *, is_fixed: bool) -> None:
-        """Repeat drafts of up to K tokens for requests of up to `longest` tokens. `is_fixed`: there
-        are drafts after each step, used or not."""
+    def __init__(
+        self, longest: int, width: int, own_limits: Mapping[str, int], *, is_fixed: bool
+    ) -> None:
+        """Repeat drafts of up to K tokens for requests of up to `longest` tokens. `own_limits`: of
+        requests that set one (`OwnLimits`). `is_fixed`: there are drafts after each step, used or
+        not."""
         self._longest, self._width, self._is_fixed = longest, width, is_fixed
+        self._own_limits = own_limits
         self._lengths: Mapping[str, int] = {}
         self._runs_block = False
         self._last = StepPlan()
@@ -65,11 +69,12 @@ class PlanCache:
             request = requests.get(name)
             context = rows + (request.num_computed_tokens if request else 0)
             room = min(room, self._longest - context - 2)
-            limit = max(0, min(self._longest - context - 2, self._width))
+            own = self._own_limits.get(name, self._width)
+            limit = max(0, min(self._longest - context - 2, self._width, own))
             lengths[name] = min(self._lengths.get(name, most), limit)
             if request is None or context < request.num_tokens:
                 all_decode = False
-            else:
+            elif own:
                 left = max(left, tokens_left(request))
         could_draft = could_draft or left > 2
         self._last = StepPlan.of(

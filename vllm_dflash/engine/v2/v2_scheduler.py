@@ -24,6 +24,7 @@ from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.engine_options import TREE_CUTS, EngineOptions, tree_sizes
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.cadence import Cadence
+from vllm_dflash.engine.own_limits import OwnLimits
 from vllm_dflash.engine.reporting.figures import CountingScheduler
 from vllm_dflash.engine.reporting.log import PeriodicLog
 from vllm_dflash.engine.scheduler_output import never_drafts, room_for_blocks
@@ -77,9 +78,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Maximum length of a request that can use drafts, in tokens."""
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
         self._clock, self._cadence = StepClock(), Cadence()
-        self._cache = PlanCache(self._longest, width, is_fixed=self._is_fixed)
-        speculative = self.vllm_config.speculative_config
-        self._drops_drafts = speculative.enable_adaptive_verification
+        self._own_limits = OwnLimits()
+        self._cache = PlanCache(self._longest, width, self._own_limits, is_fixed=self._is_fixed)
+        self._drops_drafts = self.vllm_config.speculative_config.enable_adaptive_verification
         self._plan = StepPlan()
         """Plan of the step that was scheduled last."""
         self._planning_seconds = 0.0
@@ -91,6 +92,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
     # --- scheduling a step ------------------------------------------------------------------
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if self._own_limits.take(scheduler_output):
+            self._cache.expire()  # a session's next turn may have another limit
         if count := len(scheduler_output.num_scheduled_tokens):
             started = time.perf_counter()
             plan = self._plan = self._numbered(self._plan_step(scheduler_output))
@@ -109,7 +112,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Plan a step, or repeat the last plan."""
         scheduled = scheduler_output.num_scheduled_tokens
         is_due = self._cadence.is_due(len(scheduled))
-        if never_drafts(scheduler_output):  # charge nothing for it, and spend no probe on it
+        if never_drafts(scheduler_output) or self._own_limits.forbid_all(scheduled):
+            # Charge nothing for it, and spend no probe on it.
             self._cache.expire()
             return StepPlan(could_draft=False, is_new=is_due)
         if self._cache and not is_due and not self._trees.num_nodes:
@@ -119,10 +123,11 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
         limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
+        limits = self._own_limits.cut(limits, names)
         ahead = Plan.without_block(len(names), lengths=np.zeros_like(limits))
         # Fixed lengths: K drafts after every step.
         could_draft = self._is_fixed or any(
-            can_use_drafts(self.requests.get(name), length)
+            can_use_drafts(self.requests.get(name), length) and self._own_limits.get(name) != 0
             for name, length in zip(names, context.tolist(), strict=True)
         )
         if could_draft:
@@ -133,8 +138,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             # vLLM 0.32 reserves room for each request's block, 0.33 none.
             budget = self.vllm_config.scheduler_config.max_num_batched_tokens
             kept = self.vllm_config.speculative_config.max_num_new_slots_for_drafting
-            room = budget - len(names) * kept
-            most_rows = min(room, self.max_num_scheduled_tokens)
+            most_rows = min(budget - len(names) * kept, self.max_num_scheduled_tokens)
             of_trees = self._trees.places(lengths, *batch, most_rows)
             lengths = self._best_places(ahead, of_trees, context)
         each = dict(zip(names, lengths.tolist(), strict=True))
@@ -184,11 +188,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             return of_trees[-1]
         seconds = self.planner.seconds(of_trees, context)
         best = self._tree_gain.best(
-            len(context),
-            ahead.of_blocks,
-            seconds,
-            ahead.rate,
-            of_texts=ahead.of_texts,
+            len(context), ahead.of_blocks, seconds, ahead.rate, of_texts=ahead.of_texts
         )
         return ahead.lengths if best is None else of_trees[best]
 

@@ -4,7 +4,8 @@ Wrong in vLLM 0.32.0 and 0.33.0, plain decoding included: V2 keeps sampling para
 fixed width, and a worker that gets more raises, which ends the engine for all users. The front end,
 which could answer that request with HTTP 400, does not know these widths; nor does it check seeds
 offline, or of the later ones of `n` answers. Not reported yet (docs/engineering/upstream.md).
-Delete this file when `InputProcessor.process_inputs` refuses such requests.
+When `InputProcessor.process_inputs` refuses such requests, this file is needed only for what is
+checked beside them: a request's own options (`config/request_options.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
 from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, EngineOptions, Runner
+from vllm_dflash.config.request_options import KEY, request_options
 
 MOST_ALLOWED_TOKENS, MOST_STOP_TOKENS = 1024, 128
 """Limits in vLLM's `logit_bias.py`, which the front end must not import: it imports Triton."""
@@ -38,6 +40,7 @@ def refuse_fatal_requests() -> None:
         additional = self.vllm_config.additional_config
         is_ours = isinstance(additional, dict) and ADDITIONAL_CONFIG_KEY in additional
         if is_ours and (asked := request.sampling_params) is not None:
+            check_options(asked)
             check_request(asked, EngineOptions.of(self.vllm_config).runner)
             # No text can be longer, and V2 stores this in 32 bits.
             asked.max_tokens = min(asked.max_tokens, self.model_config.max_model_len)
@@ -46,6 +49,20 @@ def refuse_fatal_requests() -> None:
 
     process_limited.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     InputProcessor.process_inputs = process_limited
+
+
+def check_options(asked: SamplingParams) -> None:
+    """Refuse a request whose options of ours are wrong.
+
+    Raises:
+        VLLMValidationError: says what is allowed; a server answers with HTTP 400.
+    """
+    if not asked.extra_args:
+        return
+    try:
+        request_options(asked.extra_args)
+    except ValueError as why:
+        raise VLLMValidationError(str(why), parameter=KEY) from None
 
 
 def check_request(asked: SamplingParams, runner: Runner) -> None:
