@@ -42,9 +42,15 @@ def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
 
     version = vllm.__version__
     ours = f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}"
-    if parse_version(version).release < OLDEST.release:
+    if Version(parse_version(version).base_version) < OLDEST:
         return f"{ours} (install a newer vLLM)"
-    difference = first_difference(seams, tuple(files), Path(vllm.__file__).parents[1], version)
+    package = Path(vllm.__file__)
+    if not package.with_suffix(".py").is_file():
+        return (
+            f"{ours} without its sources, so what vllm-dflash relies on cannot be checked (install"
+            " a vLLM with its .py files)"
+        )
+    difference = first_difference(seams, tuple(files), package.parents[1], version)
     if difference is None:
         return None
     return f"{ours}: {difference} (install a vllm-dflash for this vLLM, or a vLLM in that range)"

@@ -144,6 +144,7 @@ from vllm_dflash.config.engine_options import (
     SCHEDULER,
     SHOW_FIGURES,
     EngineOptions,
+    uses_our_ray_executor,
     worker_here,
 )
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -212,8 +213,8 @@ def _wrap_front_end() -> None:
             )
             if reasons and requested.get("require") not in (None, False):
                 raise ValueError(
-                    f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. Without "require":'
-                    " true in the speculative config, vLLM's own DFlash runs it."
+                    f'vllm-dflash cannot run this engine: {"; ".join(reasons)}. With "require":'
+                    " false in the speculative config, vLLM's own DFlash runs it."
                 )
         asked = copy.copy(self)  # the user may make another config from these arguments
         if reasons:
@@ -276,7 +277,6 @@ def _select(
     target_parallel_config: ParallelConfig,
 ) -> EngineOptions:
     """Refuse impossible settings, resolve the rest, and place hooks 3 to 7, 9, 18 and 20."""
-    from vllm import envs
     from vllm.logger import init_logger
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -305,9 +305,7 @@ def _select(
         engine_args.scheduler_cls = SCHEDULER
     # The class and not its path: vLLM would start a process to inspect a path.
     register_draft_model(resolve_obj_by_qualname(DRAFT_MODEL.replace(":", ".")))
-    # vLLM 0.33 has neither the variable nor the older executor.
-    may_be_ours = getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True)
-    if parallel.distributed_executor_backend == "ray" and may_be_ours:
+    if uses_our_ray_executor(parallel):
         # The class and not its path: vLLM takes a path for an executor without Ray (`use_ray`).
         parallel.distributed_executor_backend = resolve_obj_by_qualname(RAY_EXECUTOR)
     manager = engine_args.disable_hybrid_kv_cache_manager

@@ -95,7 +95,7 @@ def side_of(name: str, drafter: str) -> Side:
     adaptive = config | {"enable_adaptive_verification": True}
     # Treated as vLLM's other side whose length is not fixed.
     sides.append(Side(ADAPTIVE, "native schedule", NO_PLUGIN, adaptive))
-    sides.append(Side(FIXED, "beside", PLUGIN, config | {"draft_length": "fixed"}))
+    sides.append(Side(FIXED, "beside", PLUGIN, config | {"draft_length": "fixed", "require": True}))
     return next(side for side in sides if side.name == name)
 
 

@@ -22,7 +22,7 @@ from support.inspected import check_schema
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.console import INTERRUPTED
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
 
 pytestmark = pytest.mark.engine
@@ -69,6 +69,21 @@ def test_verify_in_bfloat16(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     log = (tmp_path / "logs" / "plain.log").read_text()
     assert "speculative_config=None" in log
     assert "vllm-dflash" not in log
+
+
+@pytest.mark.parametrize("command", ["demo", "verify"])
+def test_a_pair_that_would_be_left_to_vllm_is_refused(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's own drafts are not shown under our name, and its texts not called lossless."""
+    asked = ["--target", PAIR[2], "--drafter", PAIR[0], "--out", str(tmp_path)]
+    if command == "verify":
+        asked = ["--target", PAIR[2], "--speculative-config"]
+        asked.append(json.dumps({"method": "dflash", "model": PAIR[0]}))
+    flags = ["--", "--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"]
+    assert cli.main([command, *asked, *flags]) == COULD_NOT_RUN
+    *_, last = capfd.readouterr().err.splitlines()
+    assert last.startswith(f"vllm-dflash {command}: vllm-dflash cannot run this engine: worker_cls")
 
 
 def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,9 @@ def said_of(pair: Pair, version: str) -> list[str]:
     return [line for line in lines if version in line]
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.33.0+cu130", "0.33.2"])
+@pytest.mark.parametrize(
+    "version", ["0.32", "0.32.0", "0.32.0+cpu", "0.32.1", "0.33.0+cu130", "0.33.2"]
+)
 def test_releases_that_tests_run_with_say_nothing(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
@@ -167,6 +169,18 @@ def test_what_workers_import_of_an_untested_vllm_has_to_be_there(
     with log_lines() as lines:
         assert is_ours(pair.start()) == (version == INSTALLED)
     assert any(f"it has no {gone} (" in line for line in lines) == (version != INSTALLED)
+
+
+@pytest.mark.parametrize("name", ["__init__.pyc", "__init__.so"])
+def test_a_vllm_without_sources_is_said_to_lack_them(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("vllm.__file__", str(tmp_path / "vllm" / name))
+    with log_lines() as lines:
+        assert not is_ours(pair.start())
+    (line,) = [line for line in lines if "stays out" in line]
+    assert f"this is vLLM {INSTALLED} without its sources" in line
+    assert "install a vLLM with its .py files" in line
 
 
 def test_what_cannot_even_be_asked_is_vllms(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from vllm_dflash.checkpoint.spec import DrafterSpec
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
 
 Runner = Literal["v1", "v2"]
 """vLLM's model runner: on `v1` the host plans, on `v2` the device decides."""
@@ -125,6 +125,17 @@ def uses_rust_front_end() -> bool:
     from vllm import envs
 
     return getattr(envs, "VLLM_USE_RUST_FRONTEND", False)
+
+
+def uses_our_ray_executor(parallel: ParallelConfig) -> bool:
+    """Whether our subclass of vLLM's Ray executor places the workers.
+
+    vLLM 0.32 may have its older executor selected; 0.33 has neither that nor the variable.
+    """
+    from vllm import envs
+
+    is_newer = getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True)
+    return parallel.distributed_executor_backend == "ray" and is_newer
 
 
 def worker_here() -> str:

@@ -19,9 +19,9 @@ from vllm_dflash.checkpoint.spec import (
 )
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
 from vllm_dflash.compatibility import why_unfit
-from vllm_dflash.config.engine_options import runner_here, worker_here
+from vllm_dflash.config.engine_options import runner_here, uses_our_ray_executor, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
-from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, V1_WORKER, V2_WORKER
+from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, RAY_EXECUTOR, V1_WORKER, V2_WORKER
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -170,6 +170,11 @@ def _platform_reasons(parallel: ParallelConfig) -> Iterator[str]:
                 "on CUDA it runs on Model Runner V2, and this engine gets V1 (leave out "
                 f"{'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and install Triton'})"
             )
+        cluster = Path(__file__).parents[1] / "cluster"
+        if uses_our_ray_executor(parallel) and (
+            why := why_unfit(RAY_EXECUTOR, cluster.glob("*.py"))
+        ):
+            yield why
     if parallel.worker_cls not in ("auto", worker_here()):
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 

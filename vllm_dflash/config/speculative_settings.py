@@ -143,9 +143,13 @@ def requested_settings(engine_args: EngineArgs) -> dict[str, Any] | None:
         value = getattr(engine_args, f"spec_{flag}", None)
         if value is not None:
             requested.setdefault(key, value)
+    return requested if asks_for_dflash(requested) else None
+
+
+def asks_for_dflash(requested: Mapping[str, Any]) -> bool:
+    """Whether vLLM takes this speculative config for method `dflash`."""
     method, model = requested.get("method"), requested.get("model")
-    is_ours = method == "dflash" or (method is None and _sounds_like_dflash(model))
-    return requested if is_ours else None
+    return method == "dflash" or (method is None and _sounds_like_dflash(model))
 
 
 def _sounds_like_dflash(model: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
@@ -35,12 +36,12 @@ def read_prompts(path: Path, count: int | None = None) -> list[str]:
             JSON.
     """
     try:
-        with path.open("rb") as file:
-            lines = [(number, line.strip(b"\r\n")) for number, line in enumerate(file, 1)]
+        text = path.read_bytes().removeprefix(BOM_UTF8)
     except FileNotFoundError:
         raise ValueError(
             f"prompts file {str(path)!r} does not exist: pass another --prompts."
         ) from None
+    lines = [(number, line.strip(b"\r")) for number, line in enumerate(text.split(b"\n"), 1)]
     written = [(number, line) for number, line in lines if line.strip()][:count]
     prompts = [_prompt(path, number, line) for number, line in written]
     if not prompts:

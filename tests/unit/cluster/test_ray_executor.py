@@ -15,8 +15,9 @@ from vllm.platforms import current_platform
 from vllm.v1.executor import Executor, ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
+from support.log_lines import log_lines
 from support.pairs import Pair
-from vllm_dflash import plugin, seams
+from vllm_dflash import compatibility, plugin, seams
 from vllm_dflash.cluster import ray_executor, ray_worker
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.placement import BINDING
@@ -28,6 +29,7 @@ from vllm_dflash.cluster.ray_worker import (
     nap_while_waiting,
 )
 from vllm_dflash.config import engine_options
+from vllm_dflash.vllm_sources import MissingError, Sources
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -158,6 +160,35 @@ def test_a_vllm_without_an_older_executor(
     monkeypatch.delitem(envs.environment_variables, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", False)
     config = on_cuda(dflash(pair))
     assert config.parallel_config.distributed_executor_backend is DFlashRayExecutor
+
+
+@pytest.mark.parametrize("lacks", ["vllm.v1.executor.ray_executor_v2:", "_build_runtime_env"])
+def test_a_vllm_with_another_ray_executor_keeps_it(
+    on_cuda: Callable[..., VllmConfig],
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    lacks: str,
+) -> None:
+    """Without Ray, the engine is ours all the same."""
+    find = Sources.find
+
+    def found(sources: Sources, path: str) -> Any:
+        if lacks in path:
+            raise MissingError("it is gone")
+        return find(sources, path)
+
+    monkeypatch.setattr(Sources, "find", found)
+    compare = compatibility.first_difference.__wrapped__
+    monkeypatch.setattr(compatibility, "first_difference", compare)
+    with log_lines() as lines:
+        config = on_cuda(dflash(pair))
+    assert config.parallel_config.distributed_executor_backend == "ray"
+    assert not config.parallel_config.worker_cls.startswith("vllm_dflash")
+    assert len([line for line in lines if "stays out" in line and "ray_executor_v2" in line]) == 1
+    with pytest.raises(ValueError, match=r"cannot run .*ray_executor_v2"):
+        on_cuda(dflash(pair) | {"require": True})
+    config = pair.start(dflash(pair))
+    assert config.parallel_config.worker_cls == engine_options.GPU_WORKER
 
 
 def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,8 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     plain, native, _, ours = comparison.record.sides
     assert plain.speculative_config is None
     assert (plain.plugins, native.plugins, ours.plugins) == ("", "", "dflash")
-    assert ours.speculative_config == {"method": "dflash", "model": str(DEMO / "drafter")}
+    of_ours = {"method": "dflash", "model": str(DEMO / "drafter"), "require": True}
+    assert ours.speculative_config == of_ours
     assert comparison.workload.loads == ("closed",)
     assert comparison.workload.concurrency == (1, 2, 4, 8, 16, 32)
     assert comparison.record.rounds == 5
@@ -93,13 +94,16 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
 def test_other_options_of_ours_are_sides(
     tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["blocks", '{"draft_window": 64, "free_drafts": "off"}', "ngram"]
+    asked = ["blocks", '{"draft_window": 64, "free_drafts": "off", "require": false}', "ngram"]
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "--beside", *asked) == 0
     *_, blocks, alone, ngram = comparisons[0].record.sides
     assert blocks.name == "ours, blocks only"
-    assert alone.name == "ours, draft_window 64, free_drafts off"
+    assert alone.name == "ours, draft_window 64, free_drafts off, require False"
+    assert blocks.speculative_config is not None
     assert alone.speculative_config is not None
     assert alone.speculative_config["draft_window"] == 64
+    required = [one.speculative_config["require"] for one in (blocks, alone)]
+    assert required == [True, False]
     assert (blocks.plugins, alone.plugins, ngram.plugins) == ("dflash", "dflash", "")
     for wrong, message in (
         ("both", "none of blocks"),
@@ -108,6 +112,16 @@ def test_other_options_of_ours_are_sides(
         with pytest.raises(SystemExit):
             bench(tmp_path, *NOT_WIDENED, "--beside", wrong)
         assert message in capsys.readouterr().err
+
+
+def test_engines_of_one_name_are_refused(
+    tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Engines and results are found by name: one of them would never end."""
+    asked = ['{"draft_window": 64}', '{"draft_window": "64"}']
+    assert bench(tmp_path, *NOT_WIDENED, "--native-k", "--beside", *asked) == COULD_NOT_RUN
+    assert "'ours, draft_window 64' 2 times: leave all but one out" in capsys.readouterr().err
+    assert not comparisons
 
 
 def test_vllms_own_is_left_out_where_it_does_not_run_the_drafter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ pytest.importorskip("matplotlib")
 
 from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools.bench import sides
+from vllm_dflash.tools.bench.bench_command import run_and_report
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.sides import SideEngines, make_sides
+from vllm_dflash.tools.cli import run_command
+from vllm_dflash.tools.console import COULD_NOT_RUN
 from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
 from vllm_dflash.tools.progress import Progress
 
@@ -80,7 +84,7 @@ def test_only_ours_has_stats_and_the_plugin(tmp_path: Path, asked: list[Question
     assert stats["ours"]["plugins"] == "dflash"
     assert stats["ours"]["arguments"] == {
         "model": "target",
-        "speculative_config": {"method": "dflash", "model": "drafter"},
+        "speculative_config": {"method": "dflash", "model": "drafter", "require": True},
     }
     assert one.record.about["versions"]["vllm"] == "1.2.3"
 
@@ -114,6 +118,44 @@ def test_no_prompt_of_a_set_fits(tmp_path: Path, asked: list[Question]) -> None:
     one = comparison(tmp_path, dataset=Dataset("mt_bench", [FIRST._replace(tokens=18)], {}, None))
     with pytest.raises(ValueError, match=r"1 of 1 prompts are left out.*Raise --max-model-len"):
         one.run()
+
+
+def test_what_vllms_own_would_run_under_our_name_ends_in_one_line(
+    tmp_path: Path,
+    asked: list[Question],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An engine that requires us, and that we cannot run, refuses its arguments."""
+    instant: type[EngineProcess] = vars(sides)["EngineProcess"]
+
+    def refuse(child: Any) -> Any:
+        assert child.stats["arguments"]["speculative_config"]["require"]
+        raise ValueError("vllm-dflash cannot run this engine: it is odd.")
+
+    monkeypatch.setattr(instant, "receive", refuse)
+    run = partial(run_and_report, comparison(tmp_path))
+    assert run_command("vllm-dflash bench", run) == COULD_NOT_RUN
+    printed = capsys.readouterr()
+    assert printed.err == "vllm-dflash bench: vllm-dflash cannot run this engine: it is odd.\n"
+    assert not printed.out
+    assert [side for side, question, _ in asked if question == "leave"] == ["ours"]
+
+
+@pytest.mark.parametrize("name", ["result.json", "result.md", "result.png"])
+def test_results_that_cannot_be_written_are_still_printed(
+    tmp_path: Path, asked: list[Question], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).mkdir()  # fails as a full disk does
+    run = partial(run_and_report, comparison(tmp_path))
+    assert run_command("vllm-dflash bench", run) == COULD_NOT_RUN
+    printed = capsys.readouterr()
+    assert "closed: tokens/s, median of rounds" in printed.out
+    assert "1 of 3 rounds are complete." in printed.out
+    assert "Written" not in printed.out
+    assert f"NOT all written to {tmp_path}" in printed.out
+    assert f"could not write all results to {tmp_path}" in printed.err
+    assert "Traceback" not in printed.err
 
 
 def test_a_death_leaves_complete_rounds_and_no_child(

@@ -16,7 +16,7 @@ from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.verification import Level, Verification
-from vllm_dflash.tools.verify.verify_command import other_plugins
+from vllm_dflash.tools.verify.verify_command import other_plugins, required
 
 PAIR = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
 LOSSLESS = (Level.of(1, 9, 3.0, ((),)),)
@@ -41,6 +41,13 @@ def test_prompts_of_both_kinds(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a\\nb"}\n\n  indented\nplain "text"\n[1]\n')
     assert read_prompts(file) == ["a\nb", "  indented", 'plain "text"', "[1]"]
     assert read_prompts(file, 2) == ["a\nb", "  indented"]
+
+
+@pytest.mark.parametrize("first", ["one", '{"prompt": "one"}'])
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path, first: str) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(f"{first}\r\n\ufefftwo\r\n", "utf-8-sig", newline="")
+    assert read_prompts(file) == ["one", "\ufefftwo"]
 
 
 def test_default_prompts() -> None:
@@ -86,6 +93,33 @@ def test_a_file_that_cannot_be_written_costs_no_result(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["verdict"] == "lossless"
     assert str(tmp_path) in printed.err
+
+
+@pytest.mark.parametrize(
+    ("plugins", "written", "require"),
+    [
+        (None, {"method": "dflash"}, True),
+        ("mine,dflash", {"method": "dflash"}, True),
+        (None, {"model": "some/Qwen3-8B-DFlash"}, True),
+        (None, {"method": "dflash", "require": False}, False),
+        ("", {"method": "dflash"}, None),
+        ("mine", {"method": "dflash"}, None),
+        (None, {"method": "ngram"}, None),
+    ],
+)
+def test_what_is_verified_is_ours(
+    monkeypatch: pytest.MonkeyPatch,
+    plugins: str | None,
+    written: dict[str, Any],
+    require: bool | None,
+) -> None:
+    """vLLM's own method is verified only for those who say so."""
+    if plugins is None:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    assert required(written).get("require") is require
+    assert {**required(written), **written} == required(written)
 
 
 def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,15 +48,20 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 def run_and_report(comparison: Comparison) -> int:
     """Run a comparison and print its tables, also if it is interrupted. Returns the exit code."""
+    from vllm_dflash.tools.bench.bench_record import NotWrittenError
+
+    out = comparison.out
+    files = f"Written: result.json, result.md and result.png in {out}"
+    if find_spec("matplotlib") is None:
+        files = f"Written: result.json and result.md in {out} (pip install matplotlib for a plot)"
     try:
         comparison.run()
+    except NotWrittenError:
+        files = f"NOT all written to {out}: these tables are all there is."
+        raise
     finally:
-        record, out = comparison.record, comparison.out
+        record = comparison.record
         if record.rounds_complete:
             rounds = f"{record.rounds_complete} of {record.rounds} rounds are complete."
-            files = f"Written: result.json, result.md and result.png in {out}"
-            if find_spec("matplotlib") is None:
-                files = f"Written: result.json and result.md in {out} (pip install"
-                files += " matplotlib for a plot)"
             print_report(record.tables, [rounds, files])
     return 0

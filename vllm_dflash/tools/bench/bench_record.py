@@ -20,6 +20,10 @@ from vllm_dflash.tools.tables import Table
 SCHEMA = "vllm-dflash.bench/2"
 
 
+class NotWrittenError(OSError):
+    """Results are not in their files; the message says why."""
+
+
 @dataclass
 class Record:
     """Everything that goes into `result.json`."""
@@ -53,7 +57,17 @@ class Record:
         return [table for load in results.loads for table in results.tables(load)]
 
     def write(self, out: Path) -> None:
-        """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder."""
+        """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder.
+
+        Raises:
+            NotWrittenError: not all of them could be written.
+        """
+        try:
+            self._write(out)
+        except OSError as error:
+            raise NotWrittenError(f"could not write all results to {out}: {error}") from error
+
+    def _write(self, out: Path) -> None:
         # If this is interrupted, the file of the previous round remains.
         unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))

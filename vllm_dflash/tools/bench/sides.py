@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -78,13 +79,18 @@ def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()
     """Make the sides: plain, native DFlash at each fixed K, ours, others.
 
     `beside`: `BLOCKS` (ours without free drafts), methods in `LOOK_UPS`, and JSON of our options.
+
+    Raises:
+        ValueError: two sides have the same name.
     """
     dflash: dict[str, Any] = {"method": "dflash", "model": drafter}
     sides = [Side(PLAIN, "plain", NO_PLUGIN, None)]
     for k in native_k:
         config = dflash | {"num_speculative_tokens": k}
         sides.append(Side(f"native K={k}", "native", NO_PLUGIN, config))
-    sides.append(Side(OURS, "ours", PLUGIN, dflash))
+    # Without `require`, native would run what ours cannot, and be measured under our name.
+    ours = dflash | {"require": True}
+    sides.append(Side(OURS, "ours", PLUGIN, ours))
     for name in beside:
         if name in LOOK_UPS:
             sides.append(Side(name, "beside", NO_PLUGIN, {"method": name, **LOOK_UPS[name]}))
@@ -94,7 +100,10 @@ def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()
         else:
             options = json.loads(name)
             called = ", ".join(f"{key} {value}" for key, value in options.items())
-        sides.append(Side(f"ours, {called}", "beside", PLUGIN, dflash | options))
+        sides.append(Side(f"ours, {called}", "beside", PLUGIN, ours | options))
+    for name, count in Counter(side.name for side in sides).items():
+        if count > 1:  # engines and results are found by name
+            raise ValueError(f"--beside names {name!r} {count} times: leave all but one out.")
     return sides
 
 

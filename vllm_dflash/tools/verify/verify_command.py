@@ -14,6 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from vllm_dflash.config.speculative_settings import asks_for_dflash
 from vllm_dflash.tools.arguments import add_number, add_prompts, json_object, not_negative, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.default_dtype import choose_dtype
@@ -182,11 +183,22 @@ def open_side(
     if dtype is not None:
         arguments["dtype"] = dtype
     if speculative_config:
-        arguments["speculative_config"] = speculative_config
+        arguments["speculative_config"] = required(speculative_config)
     else:
         arguments["environment"] = {"VLLM_PLUGINS": ",".join(other_plugins())}
     with EngineProcess(log, model=target, **arguments) as process:
         yield process.answers
+
+
+def required(speculative_config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of an engine that does not start if native would run it instead of ours.
+
+    Unless the user says so with `"require": false`, or without our plugin.
+    """
+    is_loaded = "dflash" in os.environ.get("VLLM_PLUGINS", "dflash").split(",")
+    if is_loaded and asks_for_dflash(speculative_config):
+        return {"require": True, **speculative_config}
+    return speculative_config
 
 
 def other_plugins() -> list[str]:
