@@ -103,8 +103,10 @@ class Acceptance:
             further: Floats = self.curves[rows] * FURTHER ** np.arange(self.curves.shape[1])
             return further
         places = np.arange(1, self.curves.shape[1] + 1)
-        found: Floats = np.minimum(self.curves[rows] * self.ratio(rows)[:, None] ** places, 1.0)
-        return found
+        found = np.minimum(self.curves[rows] * self.ratio(rows)[:, None] ** places, 1.0)
+        # No draft survives longer than the one before it, even where they beat their confidence.
+        falling: Floats = np.minimum.accumulate(found, axis=1)
+        return falling
 
     def observe_drafts(self, rows: Ints, survival: Floats) -> None:
         """Learn what the new drafts of D requests promise, [D, w]. Drafts that a narrower block

@@ -39,9 +39,12 @@ class Curve:
     """Seconds against a count: piecewise linear, non-decreasing, corrected where it is used."""
 
     def __init__(self, counts: Ints | Floats, seconds: Floats) -> None:
-        """Start from measured points; counts ascending, at least two."""
+        """Start from measured points; counts ascending. With a single one, the curve is flat."""
         self.counts = np.array(counts, np.float64)
         self.seconds = np.maximum.accumulate(np.array(seconds, np.float64))
+        if len(self.counts) == 1:
+            self.counts = np.append(self.counts, 2 * self.counts)
+            self.seconds = self.seconds.repeat(2)
         self._points = self.counts.tolist(), self.seconds.tolist()
         self._octaves = np.log2(np.maximum(self.counts, 0.5))
         self._seen = np.ones_like(self.seconds)  # measurements near each point; one for the profile

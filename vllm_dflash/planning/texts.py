@@ -140,6 +140,6 @@ class NgramIndex:
         return self._batch[request].predicted[:length]
 
     def restart(self, ids: Collection[str]) -> None:
-        """Read the texts of these requests anew, as they join the batch or come back to it."""
+        """Forget the texts of requests that have ended, join the batch or come back to it."""
         for name in ids:
             self._texts.pop(name, None)

@@ -426,6 +426,15 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0.6 < np.mean(repeats[-30:]) < 0.75
 
 
+def test_the_text_of_a_request_that_has_ended_is_forgotten() -> None:
+    host = Host(FromText(), looks_up=True)
+    host.step(7, 7, sampled=[[501], [502]])
+    assert host.free_drafts is not None
+    assert len(host.free_drafts._texts) == 2
+    host.begin_step(set(), {next(iter(host.free_drafts._texts))})
+    assert len(host.free_drafts._texts) == 1
+
+
 def test_the_runners_texts_are_only_read() -> None:
     host = Host(FromText(), looks_up=True)
     before = host.all_texts.copy()

@@ -235,6 +235,9 @@ def test_an_expected_curve_is_corrected_draft_by_draft() -> None:
     assert expected == pytest.approx([0.8 / 2, 0.64 / 4, 0.512 / 8], rel=1e-6)
     learned.of_all[:] = learned.counts[0] = 1e9, 9e9
     assert learned.expected(np.array([0])).tolist() == [[1.0] * 3]
+    # A flat curve does not rise where drafts are accepted more often than they promise.
+    learned.curves[0], learned.counts[0] = 0.1, (1e9, 1.2e9)
+    assert learned.expected(np.array([0]))[0] == pytest.approx([0.12] * 3, rel=1e-3)
     texts = Acceptance(WIDTH, 1, of_texts=True)
     texts.curves[0] = 0.5
     texts.of_all[:] = texts.counts[0] = 1e9, 9e9  # what the curve has in it

@@ -31,6 +31,14 @@ def test_one_count_is_looked_up_as_many_are(
             assert line.one(each) == pytest.approx(float(line.at(each)))
 
 
+def test_a_single_point_is_a_flat_curve() -> None:
+    """As with K = 1 and one request at a time."""
+    line = curve({2: 10.0})
+    assert line.at(np.array([1, 2, 9])) * 1000 == pytest.approx([10, 10, 10])
+    line.correct(2, 0.012)
+    assert line.one(2) * 1000 == pytest.approx(11)
+
+
 def test_a_profile_that_dips_is_made_non_decreasing() -> None:
     assert curve({1: 10.0, 2: 9.0, 4: 12.0}).at(np.array([1, 2, 4])) * 1000 == pytest.approx(
         [10, 10, 12]

@@ -102,8 +102,8 @@ def test_other_options_of_ours_are_sides(
     assert blocks.speculative_config is not None
     assert alone.speculative_config is not None
     assert alone.speculative_config["draft_window"] == 64
-    required = [one.speculative_config["require"] for one in (blocks, alone)]
-    assert required == [True, False]
+    assert blocks.speculative_config["require"] is True
+    assert alone.speculative_config["require"] is False
     assert (blocks.plugins, alone.plugins, ngram.plugins) == ("dflash", "dflash", "")
     for wrong, message in (
         ("both", "none of blocks"),

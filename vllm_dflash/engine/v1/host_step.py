@@ -137,8 +137,8 @@ class HostStep:
         """
         for name in admitted | ended:
             self._handed_over.pop(name, None)
-        if self.free_drafts is not None and admitted:
-            self.free_drafts.restart(admitted)
+        if self.free_drafts is not None:
+            self.free_drafts.restart(admitted | ended)
 
     def run(self, step: StepRecord, batch: TargetBatch) -> list[list[int]]:
         """Drafts of each request to verify next.
