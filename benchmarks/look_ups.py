@@ -17,6 +17,7 @@ import vllm
 from transformers import AutoTokenizer
 
 from demo_models import DEMO
+from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.texts import NgramIndex
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.tables import Table
@@ -38,17 +39,17 @@ def read_text(tokens: int) -> list[int]:
 def measure(text: list[int], context: int, num_requests: int) -> tuple[float, float, float]:
     """Return microseconds of a look-up: the mean, the 99th percentile, and the first."""
     tokens = context + STEPS + MOST
-    matches = NgramIndex(num_requests, MOST)
+    matches = NgramIndex(num_requests)
     texts = np.zeros((num_requests, tokens), np.int32)
     texts[:, :context] = text[:context]
     ids = [str(number) for number in range(num_requests)]
     produced, limits = np.ones(num_requests, np.int64), np.full(num_requests, texts.shape[1])
     times = []
     for step in range(STEPS):
-        context_lens = np.full(num_requests, context + step)
+        record = StepRecord(ids, produced, context_lens=np.full(num_requests, context + step))
         sampled = np.full((num_requests, 1), text[context + step], np.int32)
         started = time.perf_counter()
-        matches.look_up(ids, texts, context_lens, sampled, produced, limits, MOST)
+        matches.look_up(record, texts, sampled, limits, MOST)
         times.append((time.perf_counter() - started) * 1e6 / num_requests)
         texts[:, context + step] = sampled[:, 0]
     return statistics.fmean(times[1:]), float(np.percentile(times[1:], 99)), times[0]

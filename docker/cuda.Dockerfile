@@ -18,7 +18,7 @@ COPY models models
 COPY vllm_dflash vllm_dflash
 # --no-deps: the image has vLLM, a torch that fits it and all else; nothing may replace those.
 RUN python3 -m pip install --no-cache-dir --no-deps . \
-    && python3 -c "import numba, numpy, packaging, pydantic, rich.table, safetensors, transformers" \
+    && python3 -c "import numpy, packaging, pydantic, rich.table, safetensors, transformers" \
     && useradd --create-home --uid 10001 vllm \
     && install --directory --owner=vllm --group=vllm /home/vllm/.cache
 

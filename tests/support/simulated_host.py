@@ -121,7 +121,7 @@ class SimulatedHost:
                 WIDTH, num, costs, most_free=MOST_FREE * self.looks_up
             )
             if self.looks_up:
-                self.host.free_drafts = NgramIndex(num, MOST_FREE)
+                self.host.free_drafts = NgramIndex(num)
         else:
             self.host.planner = self.policy
         if self.policy is None or 0 in getattr(self.policy, "lengths", ()):

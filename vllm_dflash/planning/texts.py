@@ -9,12 +9,14 @@ written to be slow to search is not. The longest match counts; of equally long o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable
+from operator import eq
 
 import numpy as np
 
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.step import Predicted
+from vllm_dflash.planning.step import Predicted, StepRecord
 
 SHORTEST, LONGEST = 2, 32
 """Shortest and longest match, in tokens. A longer one is no surer."""
@@ -26,19 +28,20 @@ class Text:
     """A request's text, and what it predicts."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
+        # Arrays: lists take more of the processor's cache, and twice as long in many long texts.
+        self.tokens = array("i")
         self.predicted: list[int] = []
         self._newest: dict[int, int] = {}  # the last place that ends with two tokens
-        self._before: list[int] = []  # for each place, the previous one that ends as it does, or -1
+        self._before = array("i")  # for each place, the previous one that ends as it does, or -1
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
         text, newest, before = self.tokens, self._newest, self._before
         last = text[-1] if text else -1
-        for token in tokens:
+        for place, token in enumerate(tokens, len(text)):
             pair = last << 32 | token
             before.append(newest.get(pair, -1))
-            newest[pair] = len(text)
+            newest[pair] = place
             text.append(token)
             last = token
 
@@ -61,40 +64,24 @@ class Text:
     def predict(self, most: int) -> int:
         """Predict up to so many tokens. Returns how long the match is."""
         size, start = self.longest_match()
-        self.predicted = self.tokens[start : start + most] if size else []
+        self.predicted = self.tokens[start : start + most].tolist() if size else []
         while size and len(self.predicted) < most:  # it goes round where the text repeats itself
             self.predicted += self.predicted[: most - len(self.predicted)]
         return size
-
-    def came_true(self, tokens: Sequence[int]) -> int:
-        """Return how many predicted tokens are these, up to the first that is not."""
-        count = 0
-        for one, other in zip(self.predicted, tokens, strict=False):
-            if one != other:
-                break
-            count += 1
-        return count
 
 
 class NgramIndex:
     """Looks up what the texts of running requests predict; the same on every rank."""
 
-    def __init__(self, max_requests: int, most: int) -> None:
+    def __init__(self, max_requests: int) -> None:
         """Keep the texts of `max_requests` requests that run, and as many that wait to be run
-        again; predict up to `most` (F) tokens."""
-        self._max_requests, self._most = max_requests, most
+        again."""
+        self._most_texts = 2 * max_requests
         self._texts: dict[str, Text] = {}
         self._batch: list[Text] = []
 
     def look_up(
-        self,
-        ids: Sequence[str],
-        texts: Ints,
-        context_lens: Ints,
-        sampled: Ints,
-        produced: Ints,
-        limits: Ints,
-        most: int,
+        self, step: StepRecord, texts: Ints, sampled: Ints, limits: Ints, most: int
     ) -> Predicted:
         """Return what became of the last predictions, verified or not, and how long the next are.
 
@@ -102,37 +89,34 @@ class NgramIndex:
         it is learned how often such predictions come true.
 
         Args:
-            ids: ids of the requests, [R].
+            step: a step with `ids`, `produced` and `context_lens`.
             texts: texts of these requests without the newest tokens, [R or more, longest text].
-            context_lens: tokens of each text before its newest one, [R].
             sampled: the newest tokens of each request, [R, most of any].
-            produced: how many those are, [R].
             limits: most tokens that each text may reach, [R].
             most: most drafts of each request in this step.
         """
-        if len(self._texts) > 2 * self._max_requests:
-            self._texts = {name: self._texts[name] for name in ids if name in self._texts}
-        self._batch, found = [], []
+        numbers = (step.context_lens + 1, step.produced, limits)
         rows = zip(
-            *(ids, sampled.tolist(), texts, (context_lens + 1).tolist()),
-            *(produced.tolist(), limits.tolist()),
-            strict=False,
+            step.ids, texts, sampled.tolist(), *(each.tolist() for each in numbers), strict=False
         )
-        for name, tokens, before, end, new, limit in rows:
+        self._batch, found = [], []
+        for name, before, tokens, end, new, limit in rows:
             text = self._texts.get(name)
             if text is None or len(text.tokens) > end - new:  # a different text than before
                 text = self._texts[name] = Text()
             self._batch.append(text)
             del tokens[new:]
-            known, came_true = min(len(text.predicted), new), text.came_true(tokens)
+            right = list(map(eq, text.predicted, tokens))
             size, text.predicted = 0, []
             if new:
                 if len(text.tokens) < end - new:
                     text.extend(before[len(text.tokens) : end - new].tolist())
                 text.extend(tokens)
                 # One token after the drafts is the target's own; see `block_layout.draft_limits`.
-                size = text.predict(min(max(limit - end - 1, 0), most, self._most))
-            found.append((len(text.predicted), size, known, came_true))
+                size = text.predict(min(max(limit - end - 1, 0), most))
+            found.append((len(text.predicted), size, len(right), [*right, False].index(False)))
+        if len(self._texts) > self._most_texts:
+            self._texts = dict(zip(step.ids, self._batch, strict=True))
         return Predicted._make(np.array(found, np.int64).reshape(-1, 4).T)
 
     def tokens(self, request: int, length: int) -> list[int]:
@@ -140,6 +124,6 @@ class NgramIndex:
         return self._batch[request].predicted[:length]
 
     def restart(self, ids: Collection[str]) -> None:
-        """Forget the texts of requests that have ended, join the batch or come back to it."""
+        """Forget the texts of these requests, which end, join the batch, or come back to it."""
         for name in ids:
             self._texts.pop(name, None)

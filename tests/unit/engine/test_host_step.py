@@ -120,7 +120,7 @@ class Host(HostStep):
         self._cadence = Every(every)
         self.all_texts = np.arange(8 * LONGEST, dtype=np.int32).reshape(8, LONGEST)
         if looks_up:
-            self.free_drafts = NgramIndex(8, MOST_FREE)
+            self.free_drafts = NgramIndex(8)
 
     def make(
         self,

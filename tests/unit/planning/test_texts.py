@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_dflash.planning.step import Predicted
+from vllm_dflash.planning.step import Predicted, StepRecord
 from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, NgramIndex
 
 MAX_TOKENS = 512
@@ -35,7 +35,7 @@ class Engine:
     """Requests whose texts grow as a test says."""
 
     def __init__(self, max_requests: int = 2) -> None:
-        self.matches = NgramIndex(max_requests, most=8)
+        self.matches = NgramIndex(max_requests)
         self.texts = np.zeros((max_requests, MAX_TOKENS), np.int32)
         self.ends = np.zeros(max_requests, np.int64)
 
@@ -49,8 +49,9 @@ class Engine:
             sampled[request, : len(new)] = new
         produced = np.array([len(new) for new in tokens])
         self.ends[: len(ids)] += produced
-        context, limits = self.ends[: len(ids)] - 1, np.full(len(ids), MAX_TOKENS)
-        found = self.matches.look_up(ids, self.texts, context, sampled, produced, limits, most)
+        step = StepRecord(ids, produced, context_lens=self.ends[: len(ids)] - 1)
+        limits = np.full(len(ids), MAX_TOKENS)
+        found = self.matches.look_up(step, self.texts, sampled, limits, most)
         for request, new in enumerate(tokens):  # as the runner does
             self.texts[request, self.ends[request] - len(new) : self.ends[request]] = new
         return found
@@ -103,6 +104,27 @@ def test_a_row_that_another_request_gets_has_forgotten_the_first_one() -> None:
         engine.start(0, [1, 2, 3, 4, 1] if name == "a" else [9, 8, 7, 6, 1])
         found = engine.step([name], [[2]])
         assert found.lengths.tolist() == [5 if name == "a" else 0]
+
+
+def test_texts_of_the_last_batch_are_kept_when_there_are_too_many() -> None:
+    engine = Engine()
+    for names in ("ab", "cd", "ef"):  # there is room for four
+        for request in range(2):
+            engine.start(request, [1, 2, 3, 4, 1])
+        assert engine.step(list(names), [[2], [2]]).lengths.tolist() == [5, 5]
+        assert len(engine.matches._texts) <= 4
+    assert engine.step(["e", "f"], [[3], [4]]).came_true.tolist() == [1, 0]
+    assert list(engine.matches._texts) == ["e", "f"]
+
+
+def test_a_request_that_was_left_out_of_a_batch_keeps_its_text() -> None:
+    engine = Engine()
+    for request in range(2):
+        engine.start(request, [1, 2, 3, 4, 1])
+    engine.step(["a", "b"], [[2], [2]])
+    engine.step(["a"], [[3]])
+    engine.texts[0], engine.ends[0] = engine.texts[1], engine.ends[1]
+    assert engine.step(["b"], [[3, 4]]).came_true.tolist() == [2]
 
 
 def test_nothing_is_predicted_in_a_prompt() -> None:

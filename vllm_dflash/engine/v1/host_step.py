@@ -58,7 +58,7 @@ class TargetBatch(NamedTuple):
     bonus_ids: Ints
     """Newest token of each request, [R]."""
     texts: Ints
-    """All earlier tokens of each request, [R, longest] int32. The step appends `sampled`."""
+    """All tokens of each request but `sampled`, [R or more, longest] int32."""
     text_limits: Ints
     """Maximum length of each request with free drafts, [R]; 0: it has no text to look up."""
     block_limits: Ints
@@ -212,13 +212,7 @@ class HostStep:
             return
         with step.timing("planning"):
             found = self.free_drafts.look_up(
-                step.ids,
-                batch.texts,
-                step.context_lens,
-                batch.sampled,
-                step.produced,
-                batch.text_limits,
-                batch.most_free,
+                step, batch.texts, batch.sampled, batch.text_limits, batch.most_free
             )
         if found.lengths.any() or found.known.any():
             step.predicted = found

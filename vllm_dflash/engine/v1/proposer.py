@@ -144,7 +144,7 @@ class PlannedProposer(DFlashProposer):
         sizes = self.width, self.max_batch_size
         host.planner = Planner(*sizes, costs, most_free=most_free)
         if most_free:
-            host.free_drafts = NgramIndex(self.max_batch_size, most_free)
+            host.free_drafts = NgramIndex(self.max_batch_size)
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.
