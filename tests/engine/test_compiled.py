@@ -43,7 +43,7 @@ def test_hazard_10_no_recompilation_after_warm_up(
         callback_handler.remove_start_callback(count)
     assert compilations_at_start >= 1  # the target, so the counting works
     assert "Traceback" not in log
-    assert stats["mean_acceptance_length"] > 2
+    assert stats["mean_acceptance_length"] > 1.5
     assert stats["drafted_steps"] > 0
     with engine(max_num_seqs=16, max_num_batched_tokens=128) as llm:
         plain = token_ids(llm, prompts, greedy(30))

@@ -120,7 +120,7 @@ def test_what_steps_take_is_learned_from_the_engines_own(monkeypatch: pytest.Mon
     # fewest and the most rows are a little off in opposite directions, and all together are not.
     expected, taken = 0.0, 0.0
     for rows in often("target"):
-        learned = 1000 * float(costs.target(REQUESTS, rows))
+        learned = 1000 * float(costs.target(min(REQUESTS, rows), rows))
         assert learned == pytest.approx(TARGET[0] + TARGET[1] * rows, rel=0.1), rows
         expected += time.met["target"][rows] * learned
         taken += time.met["target"][rows] * (TARGET[0] + TARGET[1] * rows)
