@@ -65,27 +65,50 @@ tokens_of_a_small_vocabulary = st.integers(0, 3)
 
 @settings(max_examples=200, deadline=None)
 @given(
-    prompt=st.lists(tokens_of_a_small_vocabulary, min_size=1, max_size=40),
+    prompts=st.lists(
+        st.lists(tokens_of_a_small_vocabulary, min_size=1, max_size=40), min_size=2, max_size=2
+    ),
     steps=st.lists(
-        st.lists(tokens_of_a_small_vocabulary, min_size=1, max_size=4), min_size=1, max_size=8
+        st.lists(st.lists(tokens_of_a_small_vocabulary, max_size=4), min_size=2, max_size=2),
+        min_size=1,
+        max_size=8,
     ),
 )
-def test_look_ups_equal_naive_ones(prompt: list[int], steps: list[list[int]]) -> None:
-    engine, text, predicted = Engine(1), list(prompt), list[int]()
-    engine.start(0, prompt)
-    for new in steps:
-        found = engine.step(["a"], [new])
-        known = min(len(predicted), len(new))
-        right = [one == other for one, other in zip(predicted, new, strict=False)]
-        assert found.known[0] == known
-        assert found.came_true[0] == np.cumprod(right[:known], dtype=int).sum()
-        text += new
-        size, _ = naive_match(text)
-        assert found.matches[0] == size
-        assert found.lengths[0] == (5 if size else 0)
-        predicted = naive_predicted(text, 5) if size else []
-        if size:
-            assert engine.predicted(0, 5) == predicted
+def test_look_ups_equal_naive_ones(prompts: list[list[int]], steps: list[list[list[int]]]) -> None:
+    """Also where a step brings a request nothing, as in its prompt, or fewer tokens than others."""
+    engine, texts, predicted = Engine(), [list(prompt) for prompt in prompts], [[], list[int]()]
+    for request, prompt in enumerate(prompts):
+        engine.start(request, prompt)
+    for tokens in steps:
+        found = engine.step(["a", "b"], tokens)
+        for request, new in enumerate(tokens):
+            text, last = texts[request], predicted[request]
+            right = [one == other for one, other in zip(last, new, strict=False)]
+            assert found.known[request] == len(right)
+            assert found.came_true[request] == np.cumprod(right, dtype=int).sum()
+            text += new
+            size = naive_match(text)[0] if new else 0
+            assert found.matches[request] == size
+            assert found.lengths[request] == (5 if size else 0)
+            predicted[request] = naive_predicted(text, 5) if size else []
+            assert engine.predicted(request, 5) == predicted[request]
+
+
+def test_a_longer_match_than_the_longest_is_no_better() -> None:
+    """The last one counts, also if an older one goes on."""
+    engine, phrase = Engine(1), list(range(10, 20 + LONGEST))
+    engine.start(0, [1, *phrase, 2, *phrase, 3, 1, *phrase[:-1]])
+    found = engine.step(["a"], [phrase[-1:]])
+    assert found.matches.tolist() == [LONGEST]
+    assert engine.predicted(0, 2) == [3, 1]
+
+
+def test_a_text_ends_at_its_limit() -> None:
+    """With a token of the target's own behind the drafts."""
+    engine = Engine(1)
+    engine.start(0, [1, 2] * ((MAX_TOKENS - 4) // 2))
+    for token, room in ((1, 2), (2, 1), (1, 0), (2, 0)):
+        assert engine.step(["a"], [[token]]).lengths.tolist() == [room]
 
 
 def test_requests_do_not_read_each_others_texts() -> None:
@@ -127,6 +150,15 @@ def test_a_request_that_was_left_out_of_a_batch_keeps_its_text() -> None:
     assert engine.step(["b"], [[3, 4]]).came_true.tolist() == [2]
 
 
+def test_tokens_that_no_look_up_saw_are_read() -> None:
+    engine = Engine(1)
+    engine.start(0, [1, 2, 3, 4, 1])
+    engine.step(["a"], [[2]])
+    engine.texts[0, 6:9], engine.ends[0] = [5, 6, 5], 9
+    assert engine.step(["a"], [[6]]).matches.tolist() == [2]
+    assert engine.predicted(0, 2) == [5, 6]
+
+
 def test_nothing_is_predicted_in_a_prompt() -> None:
     engine = Engine()
     engine.start(0, [1, 2, 3, 1, 2, 3])
@@ -145,6 +177,9 @@ def test_a_text_that_became_another_is_read_again() -> None:
     found = engine.step(["a"], [[8]])
     assert found.matches.tolist() == [2]
     assert engine.predicted(0, 2) == [9, 7]
+    engine.start(0, [4, 5, 6, 7])
+    found = engine.step(["a"], [[4, 5]])  # before these it is shorter than before
+    assert engine.predicted(0, 2) == [6, 7]
 
 
 def test_who_joins_the_batch_is_read_anew() -> None:
