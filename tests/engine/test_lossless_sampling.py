@@ -17,6 +17,7 @@ from support.engines import DFLASH, engine, held_out_prompts, proposer_of
 from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v1.host_step import FixedLength
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
@@ -79,10 +80,13 @@ def test_adaptive_drafting_leaves_the_distribution_as_it_is(
     assert min(values) > 0.01
 
 
-def test_free_drafts_leave_the_distribution_as_it_is(plain: list[tuple[int, ...]]) -> None:
-    """Forced free drafts of any length, beside blocks."""
+def test_free_drafts_leave_the_distribution_as_it_is(
+    plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forced free drafts of any length, beside blocks, in every step, however busy the machine."""
+    monkeypatch.setattr(Cadence, "interval", lambda _: 1)
     ours, stats = continuations(1_000_000, dict(DFLASH), lambda: ForcedTexts(7))
-    assert stats["free_accepted_tokens"] > SAMPLES / 15
+    assert stats["free_accepted_tokens"] > SAMPLES / 10
     values = [p_value(*pair) for pair in zip(compared(plain), compared(ours), strict=True)]
     assert min(values) > 0.01
 

@@ -45,7 +45,7 @@ def plain() -> list[list[int]]:
 def test_no_more_drafts_are_verified_than_a_request_wants(
     plain: list[list[int]], draft_length: str, scheduling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of blocks and of texts, which repeat themselves here."""
+    """Drafts of blocks as of texts, which repeat themselves here."""
     fix_costs(monkeypatch)
     speculative = {**DFLASH, "draft_length": draft_length}
     with engine(scheduling, speculative_config=speculative, **SETTINGS) as llm:

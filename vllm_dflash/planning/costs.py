@@ -149,7 +149,7 @@ class StepCosts:
 
     def plain(self, num_requests: int, context: float = 0.0) -> float:
         """Return the seconds of a step that verifies nothing; storing its context can wait."""
-        return self._one(num_requests, num_requests, context, 0.0)[0]
+        return self.one_target(num_requests, num_requests, context, 0.0)
 
     def one_target(self, num_requests: int, rows: int, context: float, reading: float) -> float:
         """Return the seconds of one step, as `target` does."""
@@ -178,25 +178,23 @@ class StepCosts:
         plain = self.plain(count, context)
         measured = max(step.target_seconds, 0.5 * (forward + added))
         likely = min(measured, (1.0 + LARGEST_SURPRISE) * expected)
-        is_likely, measured = likely == measured, likely
         if step.rows == count:
-            self._learn_plain(count, measured - expected, step.count, is_likely=is_likely)
+            is_likely = likely == measured
+            self._learn_plain(count, likely - expected, step.count, is_likely=is_likely)
         else:
-            beyond = measured - forward - self._level(count)
+            beyond = likely - forward - self._level(count)
             left, times = LINE_MEMORY**step.count, step.count
             new = 1.0, added, beyond, added * added, added * beyond
             sums = zip(self._sums[octave], new, strict=True)
             self._sums[octave] = [left * old + times * one for old, one in sums]
-            # Drafts make no step faster. Where they seem to, steps without drafts were measured
-            # while the machine was slower, and would not be measured again soon. Or a block takes
-            # less than was subtracted for it.
+            # Drafts make no step faster. Where they seem to although a block took no time, steps
+            # without drafts were measured while the machine was slower, and would not be measured
+            # again soon. Else the block takes less than was subtracted for it.
             intercept, slope = self._line(octave)
-            drafts, inferred = (
-                intercept + slope * added + LEVEL_NOISE * plain,
-                step.inferred_seconds,
-            )
-            if drafts + inferred < 0.0:
-                self._shift(octave, drafts + inferred)
+            drafts = intercept + slope * added + LEVEL_NOISE * plain
+            with_block = drafts + step.inferred_seconds
+            if with_block < 0.0:
+                self._shift(octave, with_block)
             elif drafts < 0.0:
                 block = self.draft.one(step.inferred_rows)
                 self.draft.correct(step.inferred_rows, block + drafts)

@@ -169,7 +169,8 @@ class Planner(DraftLearner):
         """Return the best step in which all requests get a block."""
         is_text = batch.texts.sum(axis=1) > batch.blocks.sum(axis=1)
         curves = np.where(is_text[:, None], batch.texts, batch.blocks)
-        best = self._best_lengths(batch, curves, self._seconds_of_blocks(batch), free)
+        drafting = self.costs.one_block(batch.size * (1 + self.max_draft), batch.context)
+        best = self._best_lengths(batch, curves, drafting, free)
         if not best.lengths.any():
             return free
         return replace(
@@ -189,9 +190,6 @@ class Planner(DraftLearner):
             within = np.arange(curves.shape[1]) < batch.limits[:, None]
             curves = np.where(within, curves, 0.0)
         return best_lengths(batch, curves, otherwise, *world)
-
-    def _seconds_of_blocks(self, batch: Batch) -> float:
-        return self.costs.one_block(batch.size * (1 + self.max_draft), batch.context)
 
     def _probe(self, rows: Ints, batch: Batch, best: Plan, passed: float) -> Plan | None:
         """Return a plan that also drafts requests that do not seem to pay, if it is time."""

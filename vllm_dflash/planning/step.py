@@ -7,7 +7,7 @@ it. Each part writes what it learns here. V1's proposer makes records, and V2's 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -242,10 +242,6 @@ class RequestRows:
         self._row_of: dict[str, int] = {}
         self._free = list(range(num_rows))
         self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
-
-    def known(self, ids: Collection[str]) -> Ints:
-        """Return rows of those requests that have one."""
-        return np.array([self._row_of[name] for name in ids if name in self._row_of], np.int64)
 
     def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
         """Return rows of the requests in the batch, [R], and which of those rows are new requests'.

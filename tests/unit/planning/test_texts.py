@@ -104,7 +104,7 @@ def test_a_longer_match_than_the_longest_is_no_better() -> None:
 
 
 def test_a_text_ends_at_its_limit() -> None:
-    """With a token of the target's own behind the drafts."""
+    """The target adds a token of its own behind the drafts."""
     engine = Engine(1)
     engine.start(0, [1, 2] * ((MAX_TOKENS - 4) // 2))
     for token, room in ((1, 2), (2, 1), (1, 0), (2, 0)):

@@ -135,10 +135,11 @@ class HostStep:
 
         `admitted` join or resume in this step: vLLM has dropped their drafts. `ended` have ended.
         """
-        for name in admitted | ended:
+        changed = admitted | ended
+        for name in changed:
             self._handed_over.pop(name, None)
         if self.free_drafts is not None:
-            self.free_drafts.restart(admitted | ended)
+            self.free_drafts.restart(changed)
 
     def run(self, step: StepRecord, batch: TargetBatch) -> list[list[int]]:
         """Drafts of each request to verify next.
