@@ -24,7 +24,7 @@ class DraftLearner:
     def __init__(self, max_draft: int, max_requests: int, most_free: int) -> None:
         """Learn about blocks of K drafts, and texts that predict up to `most_free` (F)."""
         # Twice the batch: what is known of requests that wait to be run again is kept.
-        num_rows, self.max_draft = 2 * max_requests, max_draft
+        num_rows, self.max_draft, self.most_free = 2 * max_requests, max_draft, most_free
         self._requests = RequestRows(num_rows)
         self.blocks = Acceptance(max_draft, num_rows, of_texts=False)
         self.texts = Acceptance(most_free, num_rows, of_texts=True)
@@ -32,8 +32,6 @@ class DraftLearner:
         # confidence, by row.
         self._source, self._handed = np.zeros((2, num_rows), np.int64)
         self._confidence = np.zeros((num_rows, max(max_draft, most_free)))
-        self._first_of_text = np.zeros(num_rows)
-        """V1: confidence in the first token that each text predicts, by row."""
 
     def _rows(self, ids: Sequence[str]) -> Ints:
         rows, fresh = self._requests.of(ids)
@@ -42,12 +40,6 @@ class DraftLearner:
             self.texts.forget(fresh)
             self._handed[fresh] = 0
         return rows
-
-    def _expect_found(self, rows: Ints, matches: Ints, lengths: Ints) -> Floats:
-        """Return confidence in what R requests' texts predict, [R, F]."""
-        found = confidence_of_texts(matches, lengths, self.texts.curves.shape[1])
-        self._first_of_text[rows] = found[:, 0]
-        return found
 
     def _hand_over(self, rows: Ints, is_text: Bools, lengths: Ints, confidence: Floats) -> None:
         """Remember the drafts that R requests are handed over, [R] and [R, w]."""
@@ -66,7 +58,7 @@ class DraftLearner:
         confidence = self._confidence[rows]
         self._learn(rows, source, step.verified, step.accepted, (confidence, confidence))
         if predicted is not None:
-            first = self._first_of_text[rows]
+            first = confidence_of_texts(predicted.last_matches, predicted.known, 1)[:, 0]
             self._learn_first(rows, source, first, predicted.known, predicted.came_true)
         self._handed[rows] = 0
 

@@ -25,6 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.acceptance import confidence_of_texts
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.learning import DraftLearner
 from vllm_dflash.planning.probes import (
@@ -127,7 +128,7 @@ class Planner(DraftLearner):
         if not self.picks_requests:
             texts = self.texts.expected(rows)
         elif predicted is not None:
-            found = self._expect_found(rows, predicted.matches, predicted.lengths)
+            found = confidence_of_texts(predicted.matches, predicted.lengths, self.most_free)
             texts = self.texts.survival(rows, found)
         batch = Batch(
             context_lens,
@@ -247,8 +248,8 @@ class Planner(DraftLearner):
         confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
         worth = np.zeros_like(confidence_of)
         if step.predicted is not None:
-            found = self._expect_found(rows, step.predicted.matches, step.predicted.lengths)
-            most = found.shape[1]
+            most, predicted = self.most_free, step.predicted
+            found = confidence_of_texts(predicted.matches, predicted.lengths, most)
             confidence_of[:, :most] = found
             worth[:, :most] = worth_of(self.texts.survival(rows, found))
         is_text = worth[:, 0] > 0.0

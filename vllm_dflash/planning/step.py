@@ -69,6 +69,13 @@ class Predicted(NamedTuple):
     """Tokens of the last prediction whose true token is known by now, [R]."""
     came_true: Ints
     """Those that were right, up to the first wrong one, [R]."""
+    last_matches: Ints
+    """Tokens of the match that the last prediction followed, [R]."""
+
+    @property
+    def longest_match(self) -> int:
+        """Tokens of the longest match that predicts something; 0: nothing is predicted."""
+        return int((self.matches * (self.lengths > 0)).max(initial=0))
 
 
 NO_DRAFTS, BLOCK, TEXT = 0, 1, 2
@@ -200,11 +207,6 @@ class StepRecord:
     def decoding(self) -> Bools:
         """Requests that are past their prompt, [R]."""
         return self.produced > 0
-
-    @property
-    def has_text(self) -> bool:
-        """Whether any text predicts something."""
-        return self.predicted is not None and bool(self.predicted.lengths.any())
 
     @property
     def accepted(self) -> Ints:

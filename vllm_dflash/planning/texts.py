@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable
-from operator import eq
 
 import numpy as np
 
@@ -31,6 +30,7 @@ class Text:
         # Arrays: lists take more of the processor's cache, and twice as long in many long texts.
         self.tokens = array("i")
         self.predicted: list[int] = []
+        self.match = 0  # how many last tokens had occurred before that
         self._newest: dict[int, int] = {}  # the last place that ends with two tokens
         self._before = array("i")  # for each place, the previous one that ends as it does, or -1
 
@@ -61,13 +61,12 @@ class Text:
             place = before[place]
         return best, start
 
-    def predict(self, most: int) -> int:
-        """Predict up to so many tokens. Returns how long the match is."""
-        size, start = self.longest_match()
-        self.predicted = self.tokens[start : start + most].tolist() if size else []
-        while size and len(self.predicted) < most:  # it goes round where the text repeats itself
+    def predict(self, most: int) -> None:
+        """Predict up to so many tokens."""
+        self.match, start = self.longest_match()
+        self.predicted = self.tokens[start : start + most].tolist() if self.match else []
+        while self.match and len(self.predicted) < most:  # a text that repeats itself goes round
             self.predicted += self.predicted[: most - len(self.predicted)]
-        return size
 
 
 class NgramIndex:
@@ -105,19 +104,21 @@ class NgramIndex:
             if text is None or len(text.tokens) > end - new:  # a different text than before
                 text = self._texts[name] = Text()
             self._batch.append(text)
-            del tokens[new:]
-            right = list(map(eq, text.predicted, tokens))
-            size, text.predicted = 0, []
+            known, true, last_match = min(len(text.predicted), new), 0, text.match
+            while true < known and text.predicted[true] == tokens[true]:
+                true += 1
             if new:
                 if len(text.tokens) < end - new:
                     text.extend(before[len(text.tokens) : end - new].tolist())
-                text.extend(tokens)
+                text.extend(tokens[:new])
                 # One token after the drafts is the target's own; see `block_layout.draft_limits`.
-                size = text.predict(min(max(limit - end - 1, 0), most))
-            found.append((len(text.predicted), size, len(right), [*right, False].index(False)))
+                text.predict(min(max(limit - end - 1, 0), most))
+            else:
+                text.match, text.predicted = 0, []
+            found.append((len(text.predicted), text.match, known, true, last_match))
         if len(self._texts) > self._most_texts:
             self._texts = dict(zip(step.ids, self._batch, strict=True))
-        return Predicted._make(np.array(found, np.int64).reshape(-1, 4).T)
+        return Predicted._make(np.array(found, np.int64).reshape(-1, 5).T)
 
     def tokens(self, request: int, length: int) -> list[int]:
         """Return the first tokens of the last prediction for a request of the batch."""

@@ -353,6 +353,27 @@ def test_free_drafts_are_considered_while_a_plan_without_blocks_is_repeated() ->
     assert following[0].predicted.known.tolist() == [0, 1]
 
 
+def test_a_match_that_did_not_pay_is_not_weighed_again_before_the_next_plan() -> None:
+    """A longer one is, and so is the same one under a new plan."""
+    weighed: list[int] = []
+
+    class Useless(Scripted):
+        def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+            assert step.predicted is not None
+            weighed.append(step.predicted.longest_match)
+            return np.zeros(1, np.int64), np.zeros(1, bool)
+
+    host = Host(Useless(Plan.without_block(1)), looks_up=True, every=5)
+    host.all_texts[0, :CONTEXT] = [1, 2, 3, 4, 5, 9, 2, 3, 8, 1]
+    matches = []
+    for more, token in enumerate([2, 3, 9, 2, 3, 9]):
+        step, drafts = host.step(7, sampled=[[token]], context=CONTEXT + more)
+        assert drafts == [[]]
+        matches.append(0 if step.predicted is None else step.predicted.longest_match)
+        host.all_texts[0, CONTEXT + more] = token
+    assert (matches, weighed) == ([2, 3, 0, 2, 3, 3], [2, 3, 3])
+
+
 def test_what_became_of_drafts_is_learned_before_a_step_is_planned() -> None:
     """Not in steps that repeat a plan: what they verified is of the same kind. A plan is told how
     many steps there were since the last one."""

@@ -21,7 +21,7 @@ CPU = CostTable.read("cpu_2_cores")
 
 def predicted(lengths: list[int], match: int = 8, known: int = 0, came_true: int = 0) -> Predicted:
     ones = np.ones(len(lengths), dtype=np.int64)
-    return Predicted(np.array(lengths), match * ones, known * ones, came_true * ones)
+    return Predicted(np.array(lengths), match * ones, known * ones, came_true * ones, match * ones)
 
 
 def drafted_step(drafted: list[bool], limits: list[int] | None = None, **plan: Any) -> StepRecord:
@@ -180,7 +180,7 @@ def test_of_a_text_beside_a_block_only_the_first_token_counts() -> None:
         step = drafted_step([True])
         step.predicted = first
         ours.choose(step, np.full((1, 3), 0.99))
-        verify(ours, [3], [2], predicted=predicted([0], known=3, came_true=came_true))
+        verify(ours, [3], [2], predicted=predicted([0], match=2, known=3, came_true=came_true))
         assert ours.texts.of_all.tolist() == pytest.approx([1 - TRUST[2], wrong])
 
 

@@ -107,7 +107,7 @@ def text_of_one(count: int) -> Ints:
     only[0] = 20
     limits = np.zeros(count, np.int64)
     step = StepRecord(names(count), limits + 1, limits=limits)
-    step.predicted = Predicted(only, only * 500, only * 0, only * 0)
+    step.predicted = Predicted(only, only * 500, *(only * 0,) * 3)
     step.plan = ours.plan(step.ids, step.context_lens, limits, predicted=step.predicted)
     return ours.choose(step, np.zeros((0, 0)))[0]
 

@@ -125,5 +125,5 @@ def test_planning_learns_nothing(of: str, due: bool) -> None:
     before = learned_of(ours)
     assert {"verify", "draft", "context", "attention"} < before["costs"].keys()
     for _ in range(3):
-        ours.plans([2, 0, 2], predicted=Predicted(three, three, 0 * three, 0 * three))
+        ours.plans([2, 0, 2], predicted=Predicted(three, three, *(0 * three,) * 3))
     np.testing.assert_equal(learned_of(ours), before)

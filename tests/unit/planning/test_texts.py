@@ -77,6 +77,7 @@ tokens_of_a_small_vocabulary = st.integers(0, 3)
 def test_look_ups_equal_naive_ones(prompts: list[list[int]], steps: list[list[list[int]]]) -> None:
     """Also where a step brings a request nothing, as in its prompt, or fewer tokens than others."""
     engine, texts, predicted = Engine(), [list(prompt) for prompt in prompts], [[], list[int]()]
+    matches = [0, 0]
     for request, prompt in enumerate(prompts):
         engine.start(request, prompt)
     for tokens in steps:
@@ -86,11 +87,13 @@ def test_look_ups_equal_naive_ones(prompts: list[list[int]], steps: list[list[li
             right = [one == other for one, other in zip(last, new, strict=False)]
             assert found.known[request] == len(right)
             assert found.came_true[request] == np.cumprod(right, dtype=int).sum()
+            assert found.last_matches[request] == matches[request]
             text += new
             size = naive_match(text)[0] if new else 0
             assert found.matches[request] == size
             assert found.lengths[request] == (5 if size else 0)
             predicted[request] = naive_predicted(text, 5) if size else []
+            matches[request] = size
             assert engine.predicted(request, 5) == predicted[request]
 
 

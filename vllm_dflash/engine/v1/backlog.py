@@ -51,7 +51,11 @@ class ContextBacklog:
         self._context = context
         self._block_size = block_size
         capacity = min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize))
-        self._features = torch.empty(capacity, width, dtype=dtype)  # uses memory only as it fills
+        self._features = torch.empty(capacity, width, dtype=dtype)
+        self._features.fill_(0)  # the first use of each page of memory takes time: not in a step
+        self._bytes = self._features.view(torch.uint8).numpy()
+        """The same memory. numpy copies a step's few rows in a fifth of torch's time, which wakes
+        other threads for it."""
         self._positions = torch.empty(capacity, dtype=torch.int64)
         self._slot_of = np.full(capacity, EMPTY)
         """Slot of each row of the ring, or `EMPTY`."""
@@ -85,7 +89,8 @@ class ContextBacklog:
         if (self._slot_of[rows] != EMPTY).any():  # the oldest rows, and some after them
             here = self._slot_of[start : start + max(count, min(STORED_AHEAD, most))]
             stored = self._store(start + np.flatnonzero(here != EMPTY))
-        self._features[rows], self._positions[rows] = features, positions
+        self._bytes[rows] = features.contiguous().view(torch.uint8).numpy()
+        self._positions[rows] = positions
         waiting = slots.numpy()
         self._drop(waiting)
         self._slot_of[rows] = waiting

@@ -129,6 +129,8 @@ class HostStep:
         since the last new one; and of those to plan in any case, after a probe."""
         self._plan_seconds = 0.0
         """Time that the last new plan took."""
+        self._longest_useless = 0
+        """Longest match of a text, in tokens, that did not pay under the present plan."""
 
     def begin_step(self, admitted: set[str], ended: set[str]) -> None:
         """Prepare for a step that is about to run.
@@ -158,7 +160,7 @@ class HostStep:
         if step.plan.width:
             self._catch_up(step, batch)
             block = self._run_block(step, batch)
-        if step.plan.width or step.has_text:
+        if step.plan.width or self._has_better_text(step):
             self._choose(step, block)
         return self._hand_over(step, block)
 
@@ -273,7 +275,7 @@ class HostStep:
             # Otherwise another request can be drafted with the next step, or there is no clock.
             plan = replace(plan, holds_for=self._cadence.interval() - 1)
         step.plan = plan if self.planner.agrees_across_ranks else from_rank_0(plan)
-        self._skip_steps = step.plan.holds_for
+        self._skip_steps, self._longest_useless = step.plan.holds_for, 0
 
     def _catch_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the waiting context of the requests to draft."""
@@ -303,6 +305,11 @@ class HostStep:
         step.draft_rows = len(inputs.input_ids)
         return block
 
+    def _has_better_text(self, step: StepRecord) -> bool:
+        """Return whether a text matches further than those that did not pay since the last plan."""
+        found = step.predicted
+        return found is not None and found.longest_match > self._longest_useless
+
     def _choose(self, step: StepRecord, block: BlockDrafts) -> None:
         """Choose block or free drafts for each request, and how many; the same on every rank."""
         drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
@@ -314,6 +321,8 @@ class HostStep:
             step.lengths, step.from_text = self.planner.choose(step, block.confidence)
         if not self.planner.agrees_across_ranks:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
+        if step.predicted is not None and not step.lengths.any():
+            self._longest_useless = step.predicted.longest_match
 
     def _hand_over(self, step: StepRecord, block: BlockDrafts) -> list[list[int]]:
         """Return the drafts for the scheduler, and remember which requests have some."""

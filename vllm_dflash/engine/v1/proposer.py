@@ -5,6 +5,8 @@ It converts vLLM's types for the step itself (`host_step.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ from vllm_dflash.engine.v1.host_step import HostStep, TargetBatch
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
+from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import StepRecord
@@ -75,6 +78,8 @@ class PlannedProposer(DFlashProposer):
         self.record: StepRecord | None = None
         """The current step, from the target's output to `end_step`."""
         self._own_limits = OwnLimits()
+        self._limited: Sequence[str] = ()
+        """Requests of the last batch; see `_length_limits`."""
         self._sampled = np.zeros((0, 1), np.int32)
         """Tokens sampled in the current step, then -1, [R, most of any]."""
 
@@ -176,7 +181,10 @@ class PlannedProposer(DFlashProposer):
                 fresh_cache_blocks(scheduler_output, *group) + useless, self.cache_block_size
             )
         self._own_limits.take(scheduler_output)
-        self.host.begin_step(newly_admitted(scheduler_output), scheduler_output.finished_req_ids)
+        admitted = newly_admitted(scheduler_output)
+        if admitted:  # it may be another turn of the same request
+            self._limited = ()
+        self.host.begin_step(admitted, scheduler_output.finished_req_ids)
 
     def prepare_next_token_ids_padded(
         self,
@@ -244,13 +252,15 @@ class PlannedProposer(DFlashProposer):
         step.rows = batch.num_actual_tokens
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         step.context_lens = context_lens.astype(np.int64)
-        limits = length_limits(runner.requests, step.ids, runner.max_model_len)
-        if self._own_limits:  # of blocks and of texts: their drafts end there
+        text_limits, block_limits = self._length_limits(step.ids)
+        if self._own_limits:  # their drafts end there
             before = step.context_lens + 2  # see `draft_limits`
-            limits = before + self._own_limits.cut(limits - before, step.ids)
-        text_limits = limits.copy()
-        # A prompt of embeddings has no tokens; its row may hold another request's.
-        text_limits[list(runner.input_batch.req_prompt_embeds)] = 0
+            text_limits = before + self._own_limits.cut(text_limits - before, step.ids)
+            block_limits = np.minimum(block_limits, text_limits)
+        if runner.input_batch.req_prompt_embeds:
+            # Such a prompt has no tokens; its row may hold another request's.
+            text_limits = text_limits.copy()
+            text_limits[list(runner.input_batch.req_prompt_embeds)] = 0
         # Limit free drafts so that one step can verify them for every request: the scheduler also
         # reserves rows for each request's block, and requests without room wait.
         budget = self.vllm_config.scheduler_config.max_num_batched_tokens
@@ -268,11 +278,19 @@ class PlannedProposer(DFlashProposer):
                 bonus_ids=next_token_ids.numpy(),
                 texts=runner.input_batch.token_ids_cpu,
                 text_limits=text_limits,
-                # vLLM may lower its limit after start-up.
-                block_limits=limits.clip(max=drafted_length(self.draft_model_config)),
+                block_limits=block_limits,
                 most_free=min(self.most_free, room),
             ),
         )
+
+    def _length_limits(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
+        """Return the maximum length of each request, and with drafts of a block, [R] each."""
+        if self._limited != ids:
+            limits = length_limits(self.runner.requests, ids, self.runner.max_model_len)
+            # vLLM may lower its limit after start-up.
+            most = drafted_length(self.draft_model_config)
+            self._limited, self._limits = ids, (limits, limits.clip(max=most))
+        return self._limits
 
     def end_step(self) -> None:
         """End the current step, if there is one."""
