@@ -127,7 +127,7 @@ class _Comparison:
         """Compare the stages from the block's tokens to its logits.
 
         Returns:
-            The reference's hidden states [K, H] and logits [K, V'] of the mask rows.
+            The reference's hidden states [K, H] and logits [K, V'] of the rows that predict.
         """
         target, length = self.oracle.target, len(rows)
         ids = torch.full_like(step.input_ids, self.spec.mask_token_id).long()
@@ -147,15 +147,15 @@ class _Comparison:
         for number, (got, alone, expected) in enumerate(of_layers):
             self._compare(f"layer {number}", got, alone, expected)
         self._compare("final norm", step.hidden, hidden_alone, hidden)
-        logits = self.drafter.logits(hidden[1:], target)
-        found = [self.drafter.logits(step.hidden[1:], target), logits]
+        logits = self.drafter.logits(hidden[self.spec.first_draft_row :], target)
+        found = [self.drafter.logits(step.hidden[self.spec.first_draft_row :], target), logits]
         if self.spec.lilicorr is not None:
             found = [one.log_softmax(-1) for one in found]
         alone, expected = (
             one if step.candidates is None else one.gather(-1, step.candidates) for one in found
         )
         self._compare("logits", step.logits, alone, expected)
-        return hidden[1:], logits
+        return hidden[self.spec.first_draft_row :], logits
 
     def _compare_drafts(
         self,
@@ -166,8 +166,10 @@ class _Comparison:
     ) -> None:
         mine = step.logits
         if step.candidates is not None:  # the engine's logits are only those of candidates
-            mine = self.drafter.logits(step.hidden[1:], self.oracle.target)
-        alone = self._gap(step, step.hidden[1:], mine, self._engine_context(rows)[-1])
+            mine = self.drafter.logits(step.hidden[self.spec.first_draft_row :], self.oracle.target)
+        alone = self._gap(
+            step, step.hidden[self.spec.first_draft_row :], mine, self._engine_context(rows)[-1]
+        )
         self._observe("drafts", alone, self._gap(step, hidden, expected, self.z[len(rows) - 1]))
 
     def _gap(

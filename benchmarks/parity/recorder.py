@@ -1,7 +1,7 @@
 """Records, in its worker, what an engine computes while it drafts for one request.
 
 Works on eager models only: compiled blocks and captured graphs call no hooks. Shapes: Q rows of a
-block (the bonus token and K mask tokens), H hidden size, m taps, T stored context rows.
+block (the bonus token and mask tokens), K of them predict, H hidden size, m taps, T stored context rows.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class DraftStep:
     hidden: torch.Tensor = NOTHING
     """Output of the final norm, [Q, H]."""
     logits: torch.Tensor = NOTHING
-    """Logits of the mask rows, [Q - 1, V']; for DFlash 2 those of candidates, [Q - 1, C]; for
+    """Logits of the rows that predict, [K, V']; for DFlash 2 those of candidates, [K, C]; for
     LiLiCorr the candidates' log-probabilities."""
     drafts: torch.Tensor = NOTHING
-    """Drafted tokens, as the target's ids, [Q - 1]."""
+    """Drafted tokens, as the target's ids, [K]."""
     num_drafted: int = 0
-    """Drafts that the target verified; fewer than Q - 1 if the request could not use all."""
+    """Drafts that the target verified; fewer than K if the request could not use all."""
     num_accepted: int = NOT_VERIFIED
     candidates: torch.Tensor | None = None
-    """Vocabulary columns of `logits` if those are of candidates, [Q - 1, C]; otherwise None."""
+    """Vocabulary columns of `logits` if those are of candidates, [K, C]; otherwise None."""
 
 
 @dataclass

@@ -1,12 +1,15 @@
 """DFlash in plain PyTorch: readable reference, and oracle of the tests.
 
 A drafter proposes a whole block of tokens in one forward pass (arXiv 2602.06036). Names:
-B block size, K = B - 1 drafted tokens, m taps, H hidden size, C context rows, Q query rows.
+B block size, K drafted tokens, m taps, H hidden size, C context rows, Q query rows.
 
     Z = RMSNorm(W_fc . concat(taps of the target))        context, shared by all layers
     X = E_target[bonus, mask x K]                         the block
     per layer:  X += attention(Q(X), K/V of [Z; X]);  X += MLP(X)
     drafts = argmax(head_target(RMSNorm(X)[1:]))          each mask row predicts its own position
+
+So K is B - 1 at most. With `sample_from_anchor`, each row predicts the position after its own:
+X has K - 1 masks, all of its rows predict, and K is B at most.
 """
 
 from __future__ import annotations

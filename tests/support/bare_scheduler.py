@@ -47,6 +47,7 @@ def take_vllm_out(
     plans_every_step: bool = True,
     drops_drafts: bool = False,
     max_len: int = MAX_LEN,
+    block_rows: int = 1 + WIDTH,
 ) -> None:
     """Make vLLM's schedulers do nothing, and ours plan up to 7 drafts and places for trees of
     `tree_nodes` nodes. Steps take no time here, so they would be planned only now and then.
@@ -79,6 +80,7 @@ def take_vllm_out(
     options = SimpleNamespace(
         is_planned=True,
         draft_width=WIDTH,
+        block_rows=block_rows,
         tree_nodes=tree_nodes,
         most_active=None,
     )

@@ -65,6 +65,7 @@ QWEN_SPEC: Fields = {
     "value_scale": None,
     "logit_scale": 1.0,
     "is_neox_style": True,
+    "sample_from_anchor": False,
     "dflash2": None,
     "lilicorr": None,
     "quantization": None,

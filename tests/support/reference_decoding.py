@@ -29,13 +29,15 @@ def block_states(
     bonus: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Return hidden states [K, H] of a block after C context rows; row i: position C + 1 + i."""
-    masks = [drafter.spec.mask_token_id] * num_draft_tokens
+    """Return the states [K, H] of a block after C context rows that predict its drafts: those of
+    mask rows, or of the bonus token's row and all mask rows but one."""
+    first = 0 if drafter.spec.sample_from_anchor else 1
+    masks = [drafter.spec.mask_token_id] * (num_draft_tokens - 1 + first)
     block_ids = torch.tensor([[bonus, *masks]], device=features.device)
-    positions = torch.arange(len(features) + 1 + num_draft_tokens, device=features.device)
+    positions = torch.arange(len(features) + block_ids.shape[1], device=features.device)
     z = drafter.context(features[None])
     block = drafter.embed(block_ids, target)
-    return drafter(block, z, positions[None])[0, 1:]
+    return drafter(block, z, positions[None])[0, first:]
 
 
 @torch.inference_mode()

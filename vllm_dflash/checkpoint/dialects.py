@@ -19,12 +19,6 @@ ONLY_NESTED = ("causal", "causal_head", "sample_from_anchor", "swa_window_size",
 
 UNSUPPORTED = (
     (
-        "sample_from_anchor",
-        True,
-        "so its first row predicts a token too; neither vllm-dflash nor vLLM's own DFlash runs"
-        " such drafters",
-    ),
-    (
         "causal_head",
         True,
         "so it is a JetSpec drafter, whose head predicts each token from those before it; neither"
@@ -55,7 +49,6 @@ class ZlabConfig(DrafterShape):
     is_causal: bool | None = flag(None)
     causal: bool | None = flag(None)
     causal_head: bool = flag(False)
-    sample_from_anchor: bool = flag(False)
     use_aux_hidden_state: bool = flag(True)
 
     # Read by transformers, which rejects other types without naming the field.

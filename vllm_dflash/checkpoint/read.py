@@ -222,6 +222,11 @@ def _read_lilicorr(nested: Mapping[str, Any], layers: ZlabConfig) -> LiLiCorr:
     fields = checked(LiLiCorr, nested, inside="dflash_config")
     count, taps, group = fields.candidate_topk, fields.conv_kernel_size, fields.conv_group_size
     width = fields.hidden_size or layers.hidden_size
+    if layers.sample_from_anchor:
+        raise ValueError(
+            "sample_from_anchor is true, so its first row predicts a token too; neither"
+            " vllm-dflash nor vLLM's own DFlash runs such LiLiCorr drafters"
+        )
     if not fields.enabled:
         raise ValueError("lilicorr_enabled is false, so it is not a LiLiCorr drafter")
     if count & (count - 1):

@@ -128,6 +128,9 @@ class DrafterShape(BaseModel):
     """Factor on the logits of the drafter's own head; not applied to the target's head."""
     value_scale: float | None = positive(None, alias="attention_value_scale")
     """Factor on the attention values of context and block."""
+    sample_from_anchor: bool = flag(False)
+    """Whether each row of a block predicts the token after its own, the bonus token's row too.
+    Otherwise mask rows predict their own tokens."""
 
 
 class DrafterSpec(DrafterShape):
@@ -165,8 +168,14 @@ class DrafterSpec(DrafterShape):
 
     @property
     def max_draft_tokens(self) -> int:
-        """Largest K: one row of the block is the bonus token."""
-        return self.block_size - 1
+        """Largest K: the rows of the block that predict."""
+        return self.block_size - self.first_draft_row
+
+    @property
+    def first_draft_row(self) -> int:
+        """Row of a block that predicts its first draft: a block of K drafts has so many rows more
+        than K."""
+        return 0 if self.sample_from_anchor else 1
 
     @property
     def convolutions(self) -> DFlash2 | LiLiCorr | None:

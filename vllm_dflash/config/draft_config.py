@@ -77,6 +77,7 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
     """Correct the fields that vLLM itself reads in its copy of the draft config.
 
     - Taps and mask token, which checkpoints keep in several places.
+    - `sample_from_anchor`, which vLLM refuses on V2. Ours takes it from `DrafterSpec`.
     - `layer_types`: on V1, vLLM refuses drafters that mix sliding and full layers, because they
       need several cache groups. Ours keeps all layers in one group and takes its windows from
       `DrafterSpec`.
@@ -96,6 +97,7 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
         nested = dict(getattr(hf_config, "dflash_config", None) or {})
         nested |= {"mask_token_id": drafter.mask_token_id, "target_layer_ids": list(drafter.taps)}
         nested[OWN_LENGTH] = length
+        nested.pop("sample_from_anchor", None)
         hf_config.dflash_config = nested
         if getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None):  # vLLM looks there first
             hf_config.eagle_aux_hidden_state_layer_ids = [tap + 1 for tap in drafter.taps]

@@ -73,6 +73,11 @@ class EngineOptions:
     """The user's limit of requests at a time (`max_num_active_seqs`)."""
 
     @property
+    def block_rows(self) -> int:
+        """Rows of a block of K drafts."""
+        return self.draft_width + self.drafter.first_draft_row
+
+    @property
     def is_planned(self) -> bool:
         """Whether draft lengths are planned."""
         return self.draft_length == "adaptive"

@@ -120,11 +120,12 @@ class SpeculativeSettings(BaseModel):
         if asked > most:
             init_logger("vllm.dflash").warning_once(
                 "num_speculative_tokens is %d, but at most %d tokens are drafted: drafter %r was"
-                " trained with block_size %d, which includes the bonus token.",
+                " trained with block_size %d%s.",
                 asked,
                 most,
                 drafter.model,
                 drafter.block_size,
+                ", which includes the bonus token" if drafter.first_draft_row else "",
             )
         return min(asked, most)
 

@@ -1,6 +1,7 @@
 """Row layout of a batch: pure, vectorised functions, without vLLM or torch.
 
-R: requests in the batch. D: drafted requests. Q: rows of their blocks, the sum of 1 + k.
+R: requests in the batch. D: drafted requests. Q: rows of their blocks, the sum of 1 + k (of k if
+the bonus token's row predicts the first draft).
 """
 
 from __future__ import annotations
@@ -99,8 +100,10 @@ class BlockInputs:
     """Tokens of context plus block that attention reads, [D]."""
     offsets: npt.NDArray[np.int64]
     """Index of each row in its block, [Q]."""
-    mask_rows: Ints
-    """Rows that predict a token, request by request, [Q - D]."""
+    draft_lens: Ints
+    """k of each request, [D]."""
+    predicting: Ints
+    """Rows that predict a token, request by request, [sum of k]."""
 
 
 def block_inputs(
@@ -110,6 +113,7 @@ def block_inputs(
     mask_token_id: int,
     block_table: Ints,
     block_size: int,
+    first_draft_row: int = 1,
 ) -> BlockInputs:
     """Lay out one block for each request that is drafted; widths may differ.
 
@@ -117,12 +121,13 @@ def block_inputs(
         context_lens: tokens before the bonus token, which is also its position, [R].
         draft_lens: k of each request, 0 to leave it out, [R].
         bonus_ids: newest token of each request, [R].
-        mask_token_id: id in the place of each token to be drafted.
+        mask_token_id: id in all rows of a block but its first.
         block_table: cache blocks of each request, [R, max blocks].
         block_size: tokens per cache block (not per drafted block).
+        first_draft_row: row of a block that predicts the first draft.
     """
     requests = np.nonzero(draft_lens > 0)[0]
-    widths = draft_lens[requests] + 1
+    widths = draft_lens[requests] + first_draft_row
     query_start_loc = np.zeros(len(requests) + 1, dtype=np.int32)
     np.cumsum(widths, out=query_start_loc[1:])
     owners = np.repeat(requests, widths)  # [Q]
@@ -138,5 +143,6 @@ def block_inputs(
         query_start_loc=query_start_loc,
         seq_lens=(context_lens[requests] + widths).astype(np.int32),
         offsets=offsets,
-        mask_rows=np.nonzero(offsets)[0],
+        draft_lens=draft_lens[requests],
+        predicting=np.nonzero(offsets >= first_draft_row)[0],
     )

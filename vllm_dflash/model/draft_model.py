@@ -92,7 +92,7 @@ class DFlashDraftModel(nn.Module):
             self.selector = CandidateSelector(
                 self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
             )
-        self.uniform_width = 1 + options.draft_width
+        self.uniform_width = options.block_rows
         """Rows of each block if `forward` gets no offsets."""
         self._target_vocab_size = vllm_config.model_config.get_vocab_size()
         draft = vllm_config.speculative_config.draft_model_config

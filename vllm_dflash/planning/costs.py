@@ -103,6 +103,7 @@ class StepCosts:
         context: Curve,
         max_requests: int,
         attention: Attention = NO_ATTENTION,
+        first_draft_row: int = 1,
     ) -> None:
         """Start from profiled curves.
 
@@ -112,7 +113,9 @@ class StepCosts:
             context: projecting and storing context against rows.
             max_requests: the largest batch.
             attention: what tokens of context add.
+            first_draft_row: row of a block that predicts the first draft.
         """
+        self.first_draft_row = first_draft_row
         self.verify, self.draft, self.context, self.attention = verify, draft, context, attention
         octaves = max_requests.bit_length() + 1
         # What the profile did not see of steps without drafts, in seconds, at 1, 2, 4, ...; how

@@ -95,6 +95,7 @@ class Planner(DraftLearner):
             ragged_seconds: extra time of a step whose requests have different lengths.
         """
         self.is_started, self.costs = True, costs
+        self._block_rows = costs.first_draft_row + self.max_draft
         self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
         self._ragged_seconds = float(ragged_seconds)
 
@@ -170,7 +171,7 @@ class Planner(DraftLearner):
         """Return the best step in which all requests get a block."""
         is_text = batch.texts.sum(axis=1) > batch.blocks.sum(axis=1)
         curves = np.where(is_text[:, None], batch.texts, batch.blocks)
-        drafting = self.costs.one_block(batch.size * (1 + self.max_draft), batch.context)
+        drafting = self.costs.one_block(batch.size * self._block_rows, batch.context)
         best = self._best_lengths(batch, curves, drafting, free)
         if not best.lengths.any():
             return free
@@ -226,7 +227,7 @@ class Planner(DraftLearner):
         alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._alike)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
         verifying = self.costs.target(count, rows, context, reading)
-        drafting = self.costs.one_block(count * (1 + self.max_draft), context)
+        drafting = self.costs.one_block(count * self._block_rows, context)
         found: Floats = verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
         return found
 

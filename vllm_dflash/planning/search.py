@@ -160,7 +160,7 @@ def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most:
     rows = count + free.lengths.sum() + more.cumsum(axis=0)
     of_drafts = free.lengths @ batch.context_lens + (more * lens).cumsum(axis=0)
     seconds = costs.target(count, rows, batch.context, of_drafts)
-    seconds = seconds + costs.block(number * (1 + widths), lens.cumsum(axis=0))
+    seconds = seconds + costs.block(number * (costs.first_draft_row + widths), lens.cumsum(axis=0))
     catching_up = batch.waiting[order].cumsum(axis=0) / CATCH_UP_STEPS
     seconds = seconds + costs.context.at(number + catching_up)
     rates = rate_of(count, gains, seconds)
@@ -185,7 +185,7 @@ def seconds_of(costs: StepCosts, batch: Batch, plan: Plan) -> float:
         return seconds
     count, context = int(plan.drafted.sum()), float(batch.context_lens[plan.drafted].sum())
     storing = count + float(batch.waiting[plan.drafted].sum()) / CATCH_UP_STEPS
-    seconds += costs.one_block(count * (1 + plan.width), context)
+    seconds += costs.one_block(count * (costs.first_draft_row + plan.width), context)
     return seconds + costs.context.one(storing)
 
 
@@ -201,7 +201,7 @@ def perfect_rate(costs: StepCosts, batch: Batch) -> float:
     gain = np.log1p(np.arange(1.0, 1 + batch.blocks.shape[1])) * some
     drafts = some * np.arange(1, batch.blocks.shape[1] + 1)
     seconds = costs.target(batch.size, batch.size + drafts, batch.context, drafts * each)
-    seconds = seconds + costs.block(some + drafts, some * each)
+    seconds = seconds + costs.block(costs.first_draft_row * some + drafts, some * each)
     return float(rate_of(batch.size, gain, seconds).max())
 
 

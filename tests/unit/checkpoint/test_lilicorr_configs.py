@@ -52,6 +52,7 @@ def test_a_head_as_wide_as_the_drafter(written: int | None) -> None:
     ("changes", "words"),
     [
         ({"lilicorr_enabled": False}, "lilicorr_enabled is false"),
+        ({"sample_from_anchor": True}, "sample_from_anchor is true, so .* such LiLiCorr drafters"),
         ({"lilicorr_candidate_topk": 3}, "must be a power of two, it is 3"),
         ({"lilicorr_candidate_topk": 32}, "lilicorr_candidate_topk of dflash_config must be"),
         ({"lilicorr_num_layers": None}, "lilicorr_num_layers of dflash_config must be an integer"),

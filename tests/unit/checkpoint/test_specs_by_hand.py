@@ -229,6 +229,7 @@ ATTENTION: list[tuple[Fields, Fields]] = [
     ({"add_swa_attention_sink_bias": True}, {"attention_sinks": True}),
     ({"add_swa_attention_sink_bias": True, **nested(attention_sink_bias=False)}, {}),
     (nested(attention_value_scale=0.5), {"value_scale": 0.5}),
+    (nested(sample_from_anchor=True), {"sample_from_anchor": True}),
 ]
 
 

@@ -73,6 +73,10 @@ def test_what_vllm_is_told() -> None:
     bare = hf(dflash_config=None)
     describe_to_vllm(vllms(bare, bare), DRAFTER)
     assert bare == hf(dflash_config=TOLD, architectures=ours)
+    # vLLM's speculator refuses it.
+    anchored = hf(dflash_config={"sample_from_anchor": True})
+    describe_to_vllm(vllms(anchored, anchored), DRAFTER)
+    assert anchored.dflash_config == TOLD
     # Of a drafter in the format of the speculators library; vLLM looks there first.
     speculators = hf(eagle_aux_hidden_state_layer_ids=[99])
     describe_to_vllm(vllms(speculators, speculators), DRAFTER)

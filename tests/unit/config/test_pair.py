@@ -250,11 +250,16 @@ def test_the_window_reaches_the_engine(drafter: Path) -> None:
     assert options.drafter.draft_window == 12
 
 
+ANCHORED = {"dflash_config": {"sample_from_anchor": True}}
+
+
 @pytest.mark.parametrize(
     ("asked", "config", "width", "remarks"),
     [
         (12, {}, 7, 0),  # rows beyond its block mean nothing
         (5, {"block_size": None}, 5, 0),
+        (5, {"block_size": None, **ANCHORED}, 5, 0),
+        (12, ANCHORED, 8, 0),
         (5, {"vocab_size": 310}, 5, 1),
     ],
 )
@@ -264,6 +269,7 @@ def test_pairs_that_vllm_takes_as_well(
     options = resolved(drafter, {"num_speculative_tokens": asked}, config)
     assert options.draft_width == width
     spec = options.drafter
+    assert options.block_rows == width + ("dflash_config" not in config)
     assert (spec.vocab_size, spec.draft_vocab_size, len(spec.remarks)) == (320, 320, remarks)
 
 

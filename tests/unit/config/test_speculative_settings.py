@@ -84,7 +84,18 @@ def test_more_draft_tokens_than_the_block_has() -> None:
         assert settings.draft_tokens(parse_config("it", GPT_OSS)) == 7
     (line,) = lines
     assert line.startswith("WARNING num_speculative_tokens is 9, but at most 7 tokens are drafted")
-    assert "block_size 8" in line
+    assert line.endswith("block_size 8, which includes the bonus token.")
+
+
+def test_a_drafter_whose_bonus_row_predicts_too() -> None:
+    nested = {**GPT_OSS["dflash_config"], "sample_from_anchor": True}
+    drafter = parse_config("it", {**GPT_OSS, "dflash_config": nested})
+    assert SpeculativeSettings(model="it").draft_tokens(drafter) == 8
+    with log_lines() as lines:
+        settings = SpeculativeSettings(model="it", num_speculative_tokens=9)
+        assert settings.draft_tokens(drafter) == 8
+    (line,) = lines
+    assert line.endswith("block_size 8.")
 
 
 def arguments(config: dict[str, Any] | None = None, **flags: Any) -> Any:

@@ -464,6 +464,15 @@ def test_a_block_takes_part_of_the_time_of_the_step_behind_it(
     assert [seen.draft_rows for seen, _ in observed] == [0, 2 * 8, 0]
 
 
+def test_blocks_of_k_rows_are_taken_for_that(
+    monkeypatch: pytest.MonkeyPatch, observed: list[Any]
+) -> None:
+    scheduler = bare(monkeypatch, block_rows=7)
+    for drafts, next_drafts in ((0, 3), (3, 0)):
+        scheduler.update_from_output(*step({"a": drafts}, {"a": 1}, next_drafts=next_drafts))
+    assert [seen.draft_rows for seen, _ in observed] == [0, 7]
+
+
 def run(scheduler: Any, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> dict[str, float]:
     """Figures that these steps, and one without tokens after them, send to the front end."""
     sent: dict[str, float] = {}

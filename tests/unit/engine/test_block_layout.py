@@ -54,33 +54,37 @@ def test_draft_limits_look_at_one_request_each(
         assert length == (max(fits) if may_draft else 0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 7)), min_size=1, max_size=6))
-def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 7)), min_size=1, max_size=6),
+    st.sampled_from((0, 1)),
+)
+def test_block_inputs_against_a_loop_over_tokens(batch: list[tuple[int, int]], first: int) -> None:
     """Their dtypes are those that attention kernels are given."""
     contexts, lengths = (np.array(column) for column in zip(*batch, strict=True))
     bonus = np.arange(len(batch)) + 10
     table = np.random.default_rng(0).permutation(len(batch) * 16).reshape(len(batch), 16)
-    numbers = contexts.astype(np.int32), lengths, bonus, MASK, table.astype(np.int32), CACHE_BLOCK
+    numbers = contexts.astype(np.int32), lengths, bonus, MASK, table.astype(np.int32)
     names = ["requests", "input_ids", "positions", "slots", "query_start_loc"]
-    names += ["seq_lens", "offsets", "mask_rows"]
+    names += ["seq_lens", "offsets", "draft_lens", "predicting"]
     rows: dict[str, list[int]] = {name: [] for name in names}
     rows["query_start_loc"] = [0]
     for row, (context, length) in enumerate(batch):
         if length == 0:
             continue
         rows["requests"].append(row)
-        for offset in range(1 + length):
+        rows["draft_lens"].append(length)
+        for offset in range(first + length):
             position = context + offset
             block, inside = table[row, position // CACHE_BLOCK], position % CACHE_BLOCK
-            if offset:
-                rows["mask_rows"].append(len(rows["offsets"]))
+            if offset >= first:
+                rows["predicting"].append(len(rows["offsets"]))
             rows["offsets"].append(offset)
             rows["input_ids"].append(MASK if offset else bonus[row])
             rows["positions"].append(position)
             rows["slots"].append(block * CACHE_BLOCK + inside)
         rows["query_start_loc"].append(len(rows["offsets"]))
-        rows["seq_lens"].append(context + 1 + length)
-    got = vars(block_inputs(*numbers))
+        rows["seq_lens"].append(context + first + length)
+    got = vars(block_inputs(*numbers, CACHE_BLOCK, first))
     assert {name: found.tolist() for name, found in got.items()} == rows
     short = {name for name, found in got.items() if found.dtype != np.int64}
     assert short == {"input_ids", "query_start_loc", "seq_lens"}

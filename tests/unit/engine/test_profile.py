@@ -80,7 +80,7 @@ class MadeUp:
 
     max_batch_size, max_num_tokens, width, feature_width = 4, 64, 2, 6
     num_speculative_tokens = 32  # includes free drafts, which are not the drafter's
-    dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9)
+    dtype, block_size, spec = torch.float32, 16, SimpleNamespace(mask_token_id=9, first_draft_row=1)
     runs_target_alone = reads_newest = False
 
     def __init__(self, fake: FakeTime, max_model_len: int) -> None:
@@ -148,7 +148,19 @@ def test_v1_what_long_contexts_cost(fake: FakeTime) -> None:
     runner: Any = MadeUp(fake, max_model_len=20_000)
     runner.reads_newest = True
     costs = profile_v1(runner)
+    assert costs.first_draft_row == 1
     assert np.array(costs.attention) == pytest.approx([1e-6, 2e-6, 1e-5])
+
+
+def test_v1_blocks_whose_bonus_row_predicts_too(
+    fake: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows for two drafts."""
+    monkeypatch.setattr(MadeUp, "spec", SimpleNamespace(mask_token_id=9, first_draft_row=0))
+    costs = profile_v1(MadeUp(fake, max_model_len=102))  # type: ignore[arg-type]
+    assert costs.first_draft_row == 0
+    assert costs.draft.counts.tolist() == [2, 4, 8]
+    assert costs.draft.seconds * 1000 == pytest.approx([7, 13, 25])
 
 
 Graph = namedtuple("Graph", "uniform_token_count")
@@ -224,6 +236,7 @@ def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> N
     assert costs.verify.counts.tolist() == ROWS
     assert costs.verify.seconds * 1000 == pytest.approx([10 + count for count in ROWS])
     assert costs.draft.counts.tolist() == [3, 6, 9, 12]
+    assert costs.first_draft_row == 1
     assert costs.draft.seconds * 1000 == pytest.approx([2, 4, 6, 8])
     assert not np.any(costs.context.at(np.array([1, 1000])))
     assert costs.attention == NO_ATTENTION  # no request gets long enough to show it
@@ -257,6 +270,13 @@ def test_v2_what_contexts_take_where_graphs_are_for_any_lengths(
     runner.requests_of_graph = requests_of_graph
     costs = profile_v2(runner)
     assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, draft, 3.0])
+
+
+def test_v2_blocks_whose_bonus_row_predicts_too(fake: FakeTime) -> None:
+    """Three rows for three drafts, and a row more to verify them."""
+    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
+    runner.num_speculative_steps = runner.speculator.num_speculative_steps = 3
+    assert profile_v2(runner).first_draft_row == 0
 
 
 def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:

@@ -103,6 +103,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "own-vocabulary": {"own_vocabulary": True, "logit_scale": 0.25},
     "narrower-than-its-target": {"target_hidden_size": 96},
     "mask-embedding": {"mask_embedding": True},
+    "sample-from-anchor": {"dflash_config": {"sample_from_anchor": True}},
+    "speculators-sample-from-anchor": {
+        "speculators": True,
+        "layer_types": [SLIDING, FULL],
+        "sliding_window": 20,
+        "sliding_window_non_causal": False,
+        "dflash_config": {"sample_from_anchor": True},
+    },
+    "dflash2-sample-from-anchor": dflash2_config(dflash_config={"sample_from_anchor": True}),
     "dflash2": dflash2_config(),
     "dflash2-scales": dflash2_config(
         dflash_config={
@@ -199,6 +208,7 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
         ("gqa", {}),
         ("dflash2", {}),
         ("dflash2", {"num_speculative_tokens": 3}),
+        ("dflash2-sample-from-anchor", {"num_speculative_tokens": 3}),
         ("lilicorr-convolutions", {}),
     ],
 )

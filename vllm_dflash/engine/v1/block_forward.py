@@ -84,8 +84,8 @@ class BlockForward:
             torch.from_numpy(inputs.positions),
             torch.from_numpy(inputs.offsets),
         )
-        lengths, bonus_ids = widths - 1, inputs.input_ids[inputs.query_start_loc[:-1]]
-        rows = hidden[torch.from_numpy(inputs.mask_rows)]
+        lengths, bonus_ids = inputs.draft_lens, inputs.input_ids[inputs.query_start_loc[:-1]]
+        rows = hidden[torch.from_numpy(inputs.predicting)]
         tokens, probability = self.pick(rows, lengths, bonus_ids, newest)
         confidence = np.zeros((len(lengths), int(lengths.max())))
         confidence[np.arange(confidence.shape[1]) < lengths[:, None]] = probability
@@ -104,8 +104,8 @@ class BlockForward:
         """Pick the most likely tokens.
 
         Args:
-            hidden: hidden states of all mask rows, [Q, H].
-            lengths: number of mask rows of each block, [D].
+            hidden: hidden states of all rows that predict a token, [Q, H].
+            lengths: number of these in each block, [D].
             bonus_ids: bonus token of each block, [D].
             newest: as for `draft`.
 

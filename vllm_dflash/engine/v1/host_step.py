@@ -108,6 +108,7 @@ class HostStep:
         self.width = options.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""
         self.mask_token_id = options.drafter.mask_token_id
+        self.first_draft_row = options.drafter.first_draft_row
         self.block_size = block_size
         self.block = block
         self.context = context
@@ -295,6 +296,7 @@ class HostStep:
             self.mask_token_id,
             batch.block_table.numpy(),
             self.block_size,
+            self.first_draft_row,
         )
         newest = None
         if self.block.reads_newest:

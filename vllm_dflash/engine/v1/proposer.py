@@ -136,7 +136,7 @@ class PlannedProposer(DFlashProposer):
         features = torch.zeros(num_tokens, self.feature_width, dtype=self.dtype, device=self.device)
         positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         self.model.context.project(self.model.context.fuse(features), positions)
-        num_queries = min(num_tokens, self.max_batch_size * (1 + self.width))
+        num_queries = min(num_tokens, self.max_batch_size * self.options.block_rows)
         hidden = self.block.run(None, {}, self.input_ids[:num_queries], positions[:num_queries])
         if self.model.has_candidates:
             self.model.compute_candidates(hidden)

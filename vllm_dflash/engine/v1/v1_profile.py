@@ -28,7 +28,8 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     caches. So the drafter and the context store are also measured after a run of the target.
     """
     proposer = runner.drafter
-    max_requests, block_rows = proposer.max_batch_size, 1 + proposer.width
+    max_requests, first_draft_row = proposer.max_batch_size, proposer.spec.first_draft_row
+    block_rows = first_draft_row + proposer.width
     most = min(runner.max_num_tokens, max_requests * block_rows)
     # Free drafts are longer than a block, so a few requests can have more rows.
     reach = max(most, min(runner.max_num_tokens, 4 * (1 + proposer.num_speculative_tokens)))
@@ -53,11 +54,12 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
         )
         inputs = block_inputs(
             np.full(requests, context),
-            np.full(requests, rows // requests - 1),
+            np.full(requests, rows // requests - first_draft_row),
             np.zeros(requests, dtype=np.int32),
             proposer.spec.mask_token_id,
             table.numpy(),
             proposer.block_size,
+            first_draft_row,
         )
         inputs.slots[:] = -1  # nothing is written
         newest = features[:requests] if proposer.block.reads_newest else None
@@ -82,4 +84,5 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
         measure_attention(
             lambda rows, context: verify(rows, context, of_one=rows > 1), draft, block_rows, longest
         ),
+        first_draft_row,
     )

@@ -33,7 +33,7 @@ memory of its logits: 0.6 GB at 2,048 rows and a vocabulary of 152,000."""
 def block_capture_sizes(sizes: list[int], block_rows: int, most_requests: int) -> list[int]:
     """Row counts of the drafter's graphs: the target's sizes, then a quarter more requests each.
 
-    `block_rows`: rows per request, 1 + K; `most_requests`: that a step drafts for.
+    `block_rows`: rows per request; `most_requests`: that a step drafts for.
     """
     requests = max(sizes) // block_rows
     more, most = [], min(most_requests, MOST_TIMES_TARGET * max(sizes) // block_rows)
@@ -60,6 +60,8 @@ class LoadedSpeculator(DFlashSpeculator):
         self.engine_config = vllm_config
         """The config that the engine was started with; vLLM's class changes its own copy."""
         self.spec = self.options.drafter
+        self.sample_from_anchor = self.spec.sample_from_anchor
+        self.num_query_per_req = self.options.block_rows
         self.parallel_drafting_token_id = self.spec.mask_token_id
         self.requires_non_causal = not all(self.spec.causal)
         self.use_acceptance_estimator = False  # we compute the chances

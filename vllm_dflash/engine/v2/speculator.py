@@ -194,12 +194,12 @@ class PlannedSpeculator(LoadedSpeculator):
         """Scores of each row's candidates, [Q, C], and the tokens chosen from them one after the
         other, [Q]."""
         assert self.candidates is not None
-        width = self.num_speculative_steps
+        width, rows = self.num_speculative_steps, self.num_query_per_req
         count = len(hidden_states) // width
         by_place = (count, width, -1)
         candidates, logits = self.model.compute_candidates(hidden_states)  # [R * K, C]
         candidates = candidates.view(by_place)
-        bonus = self.input_buffers.input_ids[: count * (1 + width) : 1 + width]
+        bonus = self.input_buffers.input_ids[: count * rows : rows]
         scores = self.model.score_candidates(
             candidates,
             logits.view(by_place),

@@ -52,7 +52,8 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     of_target = attention.plain + attention.draft * (rows / num_requests() - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
     drafting, free = Curve(both.counts * block_rows, seconds), Curve(both.counts, 0 * seconds)
-    return StepCosts(target, drafting, free, max_requests, attention)
+    first_draft_row = block_rows - runner.speculator.num_speculative_steps
+    return StepCosts(target, drafting, free, max_requests, attention, first_draft_row)
 
 
 def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:

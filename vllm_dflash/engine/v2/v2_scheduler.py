@@ -62,6 +62,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         super().__init__(*args, **kwargs)
         options = EngineOptions.of(self.vllm_config)
         width = self._width = options.draft_width
+        self._block_rows = options.block_rows
         self.vllm_config = room_for_blocks(self.vllm_config)
         schedule = self.vllm_config.scheduler_config
         # vLLM 0.33 admits as many requests as a step has room for blocks, and assumes blocks as
@@ -259,7 +260,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             counted = dict(zip(names, verified_drafts(table), strict=True))
         self.count_drafts(counted)
         draft_rows = self._last_block_rows
-        self._last_block_rows = plan.runs_block * len(names) * (1 + self._width)
+        self._last_block_rows = plan.runs_block * len(names) * self._block_rows
         if not plan.is_new:
             self.statistics.step_seconds += self._clock.pass_over(
                 names, scheduler_output.total_num_scheduled_tokens

@@ -1,0 +1,72 @@
+"""Drafters whose rows each predict the token after their own, the bonus token's row too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from torch import float32
+
+from parity.check import engine_arguments, record_prompts
+from parity.compare_recordings import compare
+from parity.oracle import Oracle
+from parity.recorded_answers import RecordedAnswers
+from support import DEMO
+from support.engines import (
+    DFLASH,
+    TARGET,
+    USES_V2,
+    as_the_reference,
+    engine,
+    fix_costs,
+    greedy,
+    held_out_prompts,
+    proposer_of,
+    scheduler_of,
+    token_ids,
+)
+
+pytestmark = pytest.mark.usefixtures("runner")
+NEW_TOKENS, PROMPTS = (16, held_out_prompts(4)) if USES_V2 else (48, held_out_prompts(12))
+
+
+def declared(folder: Path, name: str) -> Path:
+    """Return a copy of a demo drafter that declares it; it was not trained so."""
+    shutil.copytree(DEMO / name, folder / name)
+    file = folder / name / "config.json"
+    config = json.loads(file.read_text())
+    config["dflash_config"]["sample_from_anchor"] = True
+    file.write_text(json.dumps(config))
+    return folder / name
+
+
+def test_texts_and_acceptance_are_the_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several requests at once and in chunks: blocks of 8 rows have 8 drafts."""
+    drafter = declared(tmp_path, "drafter")
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 96}
+    texts, stats = as_the_reference(drafter, PROMPTS, NEW_TOKENS, **settings)
+    assert stats["draft_tokens"] > 7 * stats["verifications"] > 0
+    fix_costs(monkeypatch)
+    speculative = {**DFLASH, "model": str(drafter)}
+    with engine(speculative_config=speculative, **settings) as llm:
+        assert proposer_of(llm).width == 8 if not USES_V2 else scheduler_of(llm)._block_rows == 8
+        assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == texts
+        (stats,) = llm.collective_rpc("dflash_stats")
+    assert stats["drafted_steps"] > 0
+
+
+@pytest.mark.parametrize("name", ["drafter", "drafter2"])
+def test_every_draft_is_the_references(tmp_path: Path, name: str) -> None:
+    target, drafter = str(TARGET), str(declared(tmp_path, name))
+    with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
+        answers = RecordedAnswers(llm.llm_engine)
+        recordings = record_prompts(answers, PROMPTS[:2], 8 if USES_V2 else 24, tmp_path)
+    assert all(len(step.drafts) == len(step.input_ids) for one in recordings for step in one.steps)
+    assert max(len(step.drafts) for one in recordings for step in one.steps) == 8
+    report = compare(recordings, Oracle.load(target, drafter, float32))
+    assert report.is_equal
+    assert max(max(stage.alone, stage.end_to_end) for stage in report.stages) <= 1e-4
