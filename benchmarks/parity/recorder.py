@@ -1,7 +1,8 @@
 """Records, in its worker, what an engine computes while it drafts for one request.
 
 Works on eager models only: compiled blocks and captured graphs call no hooks. Shapes: Q rows of a
-block (the bonus token and mask tokens), K of them predict, H hidden size, m taps, T stored context rows.
+block (the bonus token and mask tokens), of which K predict, H hidden size, m taps, T stored context
+rows.
 """
 
 from __future__ import annotations

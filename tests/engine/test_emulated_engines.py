@@ -53,6 +53,15 @@ def test_graphs_step_and_count_as_on_the_cpu_platform(schedule: str) -> None:
     assert found["counters"]["accepted_tokens"] > 0
 
 
+def test_graphs_of_blocks_of_k_rows_step_and_count_as_on_the_cpu_platform() -> None:
+    """Blocks have 8 rows; their drafts are verified in 9."""
+    name = "fixed, sampled from anchors"
+    found = run(name, "others ahead", has_graphs=True)
+    assert found == on_cpu(f"asynchronous: {name}")
+    assert tokens_of(found) == tokens_of(on_cpu("plain"))
+    assert found["counters"]["draft_tokens"] > 7 * found["counters"]["verifications"]
+
+
 KINDS = {
     "fixed": "others ahead",
     "planned": "random 2",

@@ -42,6 +42,7 @@ GRAPHS: dict[str, Any] = {
 }
 PROMPTS = [text[:40] for text in held_out_prompts(3)]
 REPEATING = [3 * text[:12] for text in held_out_prompts(3)]
+ANCHORED = {"drafter_overrides": {"dflash_config": {"sample_from_anchor": True}}}
 TIMES = ("_seconds", "produced_tokens", "expected_tokens", "plain_tokens")
 """Counters that depend on how fast a machine is."""
 
@@ -65,6 +66,7 @@ class Scenario:
 SCENARIOS: dict[str, Scenario] = {
     "plain": Scenario(None),
     "fixed": Scenario(FIXED),
+    "fixed, sampled from anchors": Scenario({**FIXED, **ANCHORED}),
     "planned": Scenario(DFLASH),
     "free drafts": Scenario(DFLASH, REPEATING),
     "DFlash 2": Scenario({**DFLASH, "model": str(DEMO / "drafter2")}),

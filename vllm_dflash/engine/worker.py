@@ -119,7 +119,7 @@ class DraftingWorker(Worker):
         self.drafter.statistics.clear()
         if self.rank != 0:
             return
-        drafter = EngineOptions.of(self.vllm_config).drafter.model
+        drafter = EngineOptions.of(self.vllm_config).drafter
         statistics, target = self.drafter.statistics, self.model_config.model
         self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
 

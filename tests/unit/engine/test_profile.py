@@ -157,7 +157,7 @@ def test_v1_blocks_whose_bonus_row_predicts_too(
 ) -> None:
     """Two rows for two drafts."""
     monkeypatch.setattr(MadeUp, "spec", SimpleNamespace(mask_token_id=9, first_draft_row=0))
-    costs = profile_v1(MadeUp(fake, max_model_len=102))  # type: ignore[arg-type]
+    costs = profile_v1(MadeUp(fake, max_model_len=102))
     assert costs.first_draft_row == 0
     assert costs.draft.counts.tolist() == [2, 4, 8]
     assert costs.draft.seconds * 1000 == pytest.approx([7, 13, 25])

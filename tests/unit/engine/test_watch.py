@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
+
 from support.log_lines import log_lines
+from support.pairs import drafter_config, lilicorr_config
+from vllm_dflash.checkpoint.read import parse_config, parse_overridden
 from vllm_dflash.engine.reporting.log import ENOUGH_STEPS, ENOUGH_VERIFICATIONS, DraftWatch
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 
 
 class Watched:
-    def __init__(self) -> None:
+    def __init__(self, **changes: Any) -> None:
         self.statistics = DraftStatistics(max_draft=7)
-        self.watch = DraftWatch(self.statistics, target="T", drafter="D")
+        drafter = parse_config("D", drafter_config(**changes))
+        self.watch = DraftWatch(self.statistics, target="T", drafter=drafter)
 
     def look(self) -> list[str]:
         """Lines that are logged at the end of a step."""
@@ -63,10 +71,29 @@ def test_many_requests_that_are_rejected_at_once() -> None:
     assert watched.verify(0, accepted=0) == []
 
 
-def test_a_hundredth_is_little_but_something() -> None:
+def test_a_tenth_is_little_but_something() -> None:
     watched = Watched()
-    assert watched.verify(256, accepted=3) == []  # 2.56 would be a hundredth
-    assert len(watched.verify(256, accepted=2)) == 1
+    assert watched.verify(256, accepted=26) == []  # 25.6 would be a tenth
+    assert len(watched.verify(256, accepted=25)) == 1
+
+
+@pytest.mark.parametrize(("declared", "other"), [(False, "true"), (True, "false")])
+def test_the_other_row_of_first_drafts_is_named_with_what_to_write(
+    declared: bool, other: str
+) -> None:
+    nested = {"sample_from_anchor": declared}
+    (warning,) = Watched(dflash_config=nested).verify(ENOUGH_VERIFICATIONS, accepted=0)
+    assert f"sample_from_anchor, which is {str(declared).lower()} by it" in warning
+    written = warning.partition("--speculative-config '")[2].partition(", ...}'")[0] + "}"
+    overrides = {"dflash_config": {"sample_from_anchor": json.loads(other)}}
+    assert json.loads(written) == {"drafter_overrides": overrides}
+    config = drafter_config(dflash_config=nested)
+    assert parse_overridden("D", config, overrides).sample_from_anchor is not declared
+
+
+def test_a_lilicorr_drafter_has_no_other_row() -> None:
+    (warning,) = Watched(**lilicorr_config()).verify(ENOUGH_VERIFICATIONS, accepted=0)
+    assert "sample_from_anchor" not in warning
 
 
 def test_free_drafts_say_nothing_about_the_drafter() -> None:

@@ -1,4 +1,4 @@
-"""Blocks are planned at the cost of their rows: K, and one more if the bonus token's predicts none."""
+"""Blocks are planned by the cost of their rows: K, and one more if the bonus row predicts none."""
 
 from __future__ import annotations
 

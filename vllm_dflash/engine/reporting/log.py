@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from vllm_dflash import __version__
+from vllm_dflash.checkpoint.spec import DrafterSpec
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions
 from vllm_dflash.engine.reporting.statistics import DraftStatistics, Increases
 from vllm_dflash.planning.costs import Curve, StepCosts
@@ -18,9 +19,9 @@ from vllm_dflash.vllms_own import SWITCH_OFF
 ENOUGH_VERIFICATIONS, ENOUGH_STEPS = 256, 32
 """Minimum between two checks of acceptance. Steps count because requests with the same prompt are
 all rejected at the same place, in the same step."""
-LEAST_ACCEPTED = 0.01
-"""Accepted drafts per verification below which acceptance counts as zero: a drafter with random
-weights sometimes hits a token."""
+LEAST_ACCEPTED = 0.1
+"""Accepted drafts per verification below which acceptance counts as chance: a drafter with random
+weights sometimes hits a token, and one whose drafts are one position late finds repeated ones."""
 STEPS_FOR_A_LINE, STEPS_FOR_A_GAIN = 32, 256
 """Minimum steps compared with the cost model: since the last line for another line, and since the
 start for a gain in it. An engine's first steps are slow, because kernels are being prepared, and
@@ -158,11 +159,11 @@ class PeriodicLog:
 
 class DraftWatch:
     """Warns, once each, of failures without an error: drafts that are not finite, and drafts that
-    are never accepted."""
+    are accepted by chance only."""
 
-    def __init__(self, statistics: DraftStatistics, *, target: str, drafter: str) -> None:
-        self._statistics = statistics
-        self._pair = f"{drafter} --target {target}"
+    def __init__(self, statistics: DraftStatistics, *, target: str, drafter: DrafterSpec) -> None:
+        self._statistics, self._drafter = statistics, drafter
+        self._pair = f"{drafter.model} --target {target}"
         self._warned_of_nan = self._warned_of_zero = False
         self._steps = self._verifications = self._accepted = 0
 
@@ -196,9 +197,22 @@ class DraftWatch:
                 "DFlash: of the drafts of the last %d verifications %d were accepted. The output"
                 " is right, but drafting is of no use. Usual causes: a drafter trained for another"
                 " target, or for another version of it; a chat template or thinking mode it was"
-                " not trained on; taps, scaling or rotation that its config states wrongly."
+                " not trained on; taps, scaling or rotation that its config states wrongly%s."
                 " To compare its config with the target's: vllm-dflash inspect %s",
                 verifications,
                 accepted,
+                _other_first_row(self._drafter),
                 self._pair,
             )
+
+
+def _other_first_row(drafter: DrafterSpec) -> str:
+    """How to read a drafter whose config is wrong about the row that predicts the first draft."""
+    if drafter.lilicorr is not None:  # it can have only one
+        return ""
+    said, other = ("true", "false") if drafter.sample_from_anchor else ("false", "true")
+    return (
+        f", or sample_from_anchor, which is {said} by it (try --speculative-config"
+        ' \'{"drafter_overrides": {"dflash_config": {"sample_from_anchor":'
+        f" {other}}}}}, ...}}')"
+    )
