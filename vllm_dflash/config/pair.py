@@ -136,8 +136,7 @@ def checked_drafter(
     )
     overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
     if asked and config_field(config, "block_size", overrides) is None:
-        rows = asked + (config_field(config, "sample_from_anchor", overrides) is not True)
-        overrides = {"block_size": rows, **overrides}  # vLLM does not need the field
+        overrides = {"block_size": 1 + asked, **overrides}  # vLLM does not need the field
     facts = target_facts(target)
     drafter = adapt_to_target(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)
