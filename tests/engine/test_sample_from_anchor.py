@@ -24,7 +24,6 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
-    scheduler_of,
     token_ids,
 )
 
@@ -53,7 +52,7 @@ def test_texts_and_acceptance_are_the_references(
     fix_costs(monkeypatch)
     speculative = {**DFLASH, "model": str(drafter)}
     with engine(speculative_config=speculative, **settings) as llm:
-        assert proposer_of(llm).width == 8 if not USES_V2 else scheduler_of(llm)._block_rows == 8
+        assert proposer_of(llm).options.block_rows == proposer_of(llm).options.draft_width == 8
         assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == texts
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["drafted_steps"] > 0
