@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from vllm import LLM
 
-from emulated import vllm_side
 from support.engines import FIXED, engine, greedy, scheduler_of
 from support.hybrids import kernels_for_prompts, know_qwen35
 from support.pairs import drafter_config, save_drafter
@@ -42,8 +41,7 @@ or half of it."""
 @pytest.fixture(autouse=True)
 def _kernels() -> Iterator[None]:
     know_qwen35()
-    # An A100: on later GPUs, vLLM 0.33 calls FlashInfer for prompts of hybrid targets.
-    with kernels_for_prompts(), vllm_side.another_gpu(8, 0):
+    with kernels_for_prompts():
         yield
 
 
