@@ -109,6 +109,7 @@ next: setup
 	$(BESIDE) pytest tests/unit/config $(NEXT) --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/unit tests/engine/test_engine_v2.py --runner v2 --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/engine/test_emulated_hits.py --emulated -k "not qwen3.5" $(PYTEST_ARGS)
 
 # These continue where they were interrupted.
 mutants: setup

@@ -35,7 +35,7 @@ vLLM settings that we fill in (`_select` here, `config/engine_settings.py`):
     drafts, the drafter's ranks, greedy drafts and `disable_eagle_block_drop`, which keeps the last
     block of a cached prefix (until vLLM 0.32 is dropped; 0.33 keeps it). On CUDA also a table of
     draft lengths, which only makes vLLM capture graphs for them: our schedulers overrule the length
-    that vLLM looks up there by batch size. Replaced by: a list of lengths to capture.
+    that vLLM looks up there by batch size (and hook 22). Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, even if the
     target has sliding layers. Not set if it has layers other than attention, which need several.
 
@@ -89,6 +89,11 @@ Each request gets its own number of placeholders for drafts (`request.spec_token
 drafter's graphs are captured with a copy of the config that has no table of lengths (hook 8), and
 with larger sizes, and there are as many for steps without a block. Replaced by: the same decisions
 in vLLM, and separate capture sizes for the drafter.
+
+22. `build_dynamic_sd_schedule_lookup` of `cudagraph_utils`, while a runner plans its graphs: all
+    lengths of hook 8's table, even if the largest batch has fewer requests (`captured_lengths.py`).
+    A larger `max_num_seqs` would do as well, but takes rows and memory from prompts, and vLLM
+    refuses one beyond the blocks of a hybrid's cache. Replaced by: as hook 8.
 
 Draft trees on V2, only if requested (`engine/v2/trees/draft_trees.py`):
 

@@ -296,6 +296,8 @@ vllm.v1.worker.gpu.spec_decode.dflash2.speculator:CandidateSampler.
 vllm.v1.worker.gpu.cudagraph_utils:
     BatchExecutionDescriptor.uniform_token_count
     ModelCudaGraphManager.captured_token_counts(self)
+    build_dynamic_sd_schedule_lookup(num_speculative_tokens_per_batch_size vllm_max_batch_size
+        vllm_num_speculative_tokens)
 vllm.v1.worker.gpu.spec_decode.dflash.cudagraph:DFlashCudaGraphManager.
     __init__(self vllm_config device cudagraph_mode decode_query_len lora_capture_cases
         varlen_decode ubatch_runner)

@@ -72,6 +72,21 @@ def test_piecewise_graphs_step_and_count_as_on_the_cpu_platform() -> None:
     assert not all(has_attention)
 
 
+def test_an_engine_for_one_request_has_a_graph_of_each_length() -> None:
+    """vLLM chooses the sizes. It has a table of lengths by batch size, cut off at the largest."""
+    sizes = dict(GRAPHS["compilation_config"])
+    del sizes["cudagraph_capture_sizes"]
+    one = {**SCENARIOS["planned"].settings, **ON_GPU, **GRAPHS, "compilation_config": sizes}
+    one |= {"max_num_seqs": 1}
+    with with_fixed_costs(), engine(async_scheduling=True, **one) as llm:
+        graphs = runner_of(llm).cudagraph_manager.graphs
+        assert sorted((graph.num_reqs, graph.num_tokens) for graph in graphs) == [
+            (1, rows) for rows in (1, 2, 4, 8)
+        ]
+        found = tokens_of(outcome_of(llm, SCENARIOS["planned"]))
+    assert found == tokens_of(on_cpu("plain"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["A100", "B200"])
 def test_other_gpus_step_and_count_as_on_the_cpu_platform(capability: tuple[int, int]) -> None:

@@ -10,8 +10,10 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.message import Message
 from vllm_dflash.engine.reporting.log import log_free_drafts, log_lengths
+from vllm_dflash.engine.v2.captured_lengths import capture_all_lengths
 from vllm_dflash.engine.v2.drawing import sample_by_drawing
 from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, COUNTED, FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
@@ -34,6 +36,8 @@ class V2Worker(DraftingWorker):
         """Replace the runner's speculator (hook 10), which keeps texts on the device (hook 15)."""
         runner = self.model_runner
         check_drafter_class(runner.speculator, DFlashSpeculator)
+        if EngineOptions.of(self.vllm_config).captures_lengths:
+            capture_all_lengths(runner)  # hook 22
         runner.speculator = PlannedSpeculator(self.vllm_config, runner)
         return runner.speculator
 
