@@ -21,6 +21,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+from support.pairs import Pair
 from support.reasoning_dialects import MARKS, REASONING
 from support.streamed_answers import Answer, Conversation
 from support.tool_dialects import FORMATS
@@ -227,3 +228,15 @@ def test_other_text_is_handed_over_as_it_is() -> None:
     text = StreamedText(answer.parser(), answer.request, [1])
     other = "It\\nrains today."
     assert text.split(other, answer.tokens, True) == [(other, answer.tokens)]
+
+
+def test_it_is_placed_with_an_engine_of_ours(vllms_own: None, pair: Pair) -> None:
+    del vllms_own
+    own = DelegatingParser.parse_delta
+    pair.start(speculative_config=None)
+    assert DelegatingParser.parse_delta is own
+    pair.start()
+    placed = DelegatingParser.parse_delta
+    assert inspect.unwrap(placed) is own
+    pair.start()
+    assert DelegatingParser.parse_delta is placed is not own
