@@ -13,15 +13,17 @@ from support.engines import DRAFTER, TARGET
 from support.servers import MODEL, Server, serving
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
-SHORTEST, LONGEST = 8, 40
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+QUESTION = [{"role": "user", "content": f"Write this: {CALL} {CALL}"}]
+"""The call is drafted from the question's text."""
+SHORTEST, LONGEST = 8, 32
 """Tokens of an answer: those that end in a call are where vLLM adds what it has not sent."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    drafts = {"method": "dflash", "model": str(DRAFTER), "draft_length": "fixed"}
+    drafts = {"method": "dflash", "model": str(DRAFTER)}
     arguments = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--dtype", "float32"]
     arguments += ["--enforce-eager", "--speculative-config", json.dumps(drafts)]
     with serving(log, TARGET, *arguments) as ready:
@@ -91,7 +93,7 @@ def streamed(server: Server, path: str, choice: str, length: int, drafts: int) -
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("choice", ["required", "named"])
 def test_streamed_calls_are_those_without_drafts(server: Server, path: str, choice: str) -> None:
-    lengths = range(SHORTEST, LONGEST, 2)
+    lengths = range(SHORTEST, LONGEST)
     before = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     drafted = [streamed(server, path, choice, length, 7) for length in lengths]
     assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > before
