@@ -10,7 +10,7 @@ nothing heavy.
 Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
 example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.
 
-Wrapped vLLM functions (18 and 20 wrap two more):
+Wrapped vLLM functions (18, 20, 22 and 23 wrap four more):
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can
@@ -130,6 +130,10 @@ Also in the front end:
     its worker, or whose `dflash` options in `extra_args` are wrong, is refused
     (`engine/vllm_fixes/request_limits.py`). Replaced by: vLLM's own checks, and a list of checks
     that plugins can add to.
+23. `DelegatingParser.parse_delta` is wrapped: of an output with several tokens, parsers of tool
+    calls and of reasoning get one token after another, as from plain decoding, and the client one
+    message (`engine/vllm_fixes/streamed_pieces.py`). Replaced by: parsers that take any number of
+    tokens.
 """
 
 from __future__ import annotations
@@ -144,6 +148,7 @@ from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
     DRAFT_MODEL,
+    PARSE_TOKEN_BY_TOKEN,
     RAY_EXECUTOR,
     REFUSE_REQUESTS,
     SCHEDULER,
@@ -281,7 +286,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> EngineOptions:
-    """Refuse impossible settings, resolve the rest, and place hooks 3 to 7, 9, 18 and 20."""
+    """Refuse impossible settings, resolve the rest, and place hooks 3 to 7, 9, 18, 20 and 23."""
     from vllm.logger import init_logger
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -318,6 +323,7 @@ def _select(
         engine_args.disable_hybrid_kv_cache_manager = True
     resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
     resolve_obj_by_qualname(REFUSE_REQUESTS)()  # hook 20
+    resolve_obj_by_qualname(PARSE_TOKEN_BY_TOKEN)()  # hook 23
     return options
 
 

@@ -89,10 +89,16 @@ vllm.model_executor.models.registry:
     ModelRegistry.models
     ModelRegistry.register_model(model_arch model_cls)
     _LazyRegisteredModel
+vllm.parser.abstract_parser:
+    DelegatingParser.parse_delta(self delta_text delta_token_ids request prompt_token_ids finished)
+    Parser.__init__(self tokenizer tools args model_config kwargs)
 vllm.transformers_utils.runai_utils:
     ObjectStorageModel.__init__(self url)
     ObjectStorageModel.pull_files(self model_path allow_pattern ignore_pattern)
     is_runai_obj_uri(model_or_path)
+vllm.v1.engine.detokenizer:
+    BaseIncrementalDetokenizer.update(self new_token_ids stop_terminated)
+    IncrementalDetokenizer.from_new_request(tokenizer request)
 vllm.v1.engine.input_processor:InputProcessor.process_inputs
 vllm.v1.metrics.loggers:
     AggregateStatLoggerBase.__init__(self vllm_config engine_indexes)

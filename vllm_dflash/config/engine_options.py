@@ -31,6 +31,7 @@ SCHEDULER = "vllm_dflash.engine.choose_scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"
 REFUSE_REQUESTS = "vllm_dflash.engine.vllm_fixes.request_limits.refuse_fatal_requests"
+PARSE_TOKEN_BY_TOKEN = "vllm_dflash.engine.vllm_fixes.streamed_pieces.parse_token_by_token"
 CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
 

@@ -1,0 +1,135 @@
+"""Answers with tool calls as vLLM's server parses them: whole, or streamed in pieces of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from vllm import SamplingParams
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import ParserManager
+from vllm.parser.abstract_parser import Parser
+from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+from support import DEMO
+from support.tool_dialects import FORMATS
+
+PARAMETERS = {
+    "get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "get_time": {"zone": {"type": "string"}},
+    "now": {},
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": properties}},
+    }
+    for name, properties in PARAMETERS.items()
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client has put together."""
+
+    reasoning: str
+    content: str
+    calls: tuple[tuple[str, str], ...]
+    """Names and arguments."""
+
+
+@cache
+def tokenizer_of(tool_parser: str) -> PreTrainedTokenizerBase:
+    """The demo target's tokenizer, with the tokens that this parser looks for."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    names = FORMATS[tool_parser].tokens if tool_parser in FORMATS else []
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+    return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def asked(tool_choice: Any = "auto") -> ChatCompletionRequest:
+    """Return a chat request with three tools."""
+    return ChatCompletionRequest(
+        messages=[{"role": "user", "content": "?"}], tools=TOOLS, tool_choice=tool_choice
+    )
+
+
+@dataclass
+class Conversation:
+    """One answer to one request, and the parsers that a server was started with."""
+
+    text: str
+    tool_parser: str
+    reasoning_parser: str | None = None
+    tool_choice: Any = "auto"
+    length: int | None = None
+    """Where `max_tokens` ends it; by default its end of turn does."""
+
+    def __post_init__(self) -> None:
+        self.tokenizer = tokenizer_of(self.tool_parser)
+        kind = ParserManager.get_parser(self.tool_parser, self.reasoning_parser, True)
+        assert kind is not None
+        self.kind: type[Parser] = kind
+        self.request = self.kind(self.tokenizer, asked().tools).adjust_request(
+            asked(self.tool_choice)
+        )
+        self.tokens: list[int] = self.tokenizer.encode(self.text, add_special_tokens=False)
+        self.tokens.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        if self.length is not None:
+            del self.tokens[self.length :]
+
+    def parser(self) -> Parser:
+        return self.kind(self.tokenizer, asked().tools)
+
+    def whole(self) -> Answer:
+        """The answer as it is parsed without streaming."""
+        reasoning, content, calls = self.parser().parse(self.text, self.request, True, self.tokens)
+        return Answer(
+            reasoning or "",
+            content or "",
+            tuple((call.name, call.arguments) for call in calls or ()),
+        )
+
+    def streamed(self, lengths: list[int]) -> Answer:
+        """The answer that a client puts together from pieces of these lengths; the last repeats."""
+        parser, calls = self.parser(), dict[int, list[str]]()
+        reasoning = content = ""
+        for ids, text, finished in self._pieces(lengths):
+            delta = parser.parse_delta(text, ids, self.request, [1], finished=finished)
+            if delta is None:
+                continue
+            reasoning += delta.reasoning or ""
+            content += delta.content or ""
+            for call in delta.tool_calls or ():
+                name, arguments = calls.setdefault(call.index, ["", ""])
+                made = call.function
+                if made is not None:
+                    calls[call.index] = [
+                        name + (made.name or ""),
+                        arguments + (made.arguments or ""),
+                    ]
+        return Answer(reasoning, content, tuple((c[0], c[1]) for _, c in sorted(calls.items())))
+
+    def _pieces(self, lengths: list[int]) -> list[tuple[list[int], str, bool]]:
+        """Tokens, text and whether it is the last, as vLLM's output processor makes them."""
+        params = SamplingParams(
+            skip_special_tokens=self.request.skip_special_tokens,
+            spaces_between_special_tokens=self.request.spaces_between_special_tokens,
+        )
+        reader = FastIncrementalDetokenizer(
+            self.tokenizer,
+            SimpleNamespace(sampling_params=params, prompt_token_ids=[1], request_id="it"),
+        )
+        pieces, start, left = [], 0, [*lengths]
+        while start < len(self.tokens):
+            length = left.pop(0) if len(left) > 1 else left[0]
+            ids = self.tokens[start : start + length]
+            start += length
+            finished = start >= len(self.tokens)
+            reader.update(ids, finished and self.length is None)
+            pieces.append((ids, reader.get_next_output_text(finished, True), finished))
+        return pieces

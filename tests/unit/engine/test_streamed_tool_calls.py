@@ -1,0 +1,242 @@
+"""An answer with tool calls reads the same, whatever number of tokens arrives at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm
+from packaging.version import Version
+from vllm import SamplingParams
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+)
+from vllm.parser.abstract_parser import DelegatingParser
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+from support.pairs import Pair
+from support.reasoning_dialects import MARKS, REASONING
+from support.streamed_answers import Answer, Conversation
+from support.tool_dialects import FORMATS
+from vllm_dflash.engine.vllm_fixes.streamed_pieces import StreamedText, merge, parse_token_by_token
+
+WEATHER = ("get_weather", {"city": "Paris", "days": 3})
+TIME = ("get_time", {"zone": "Europe/Paris"})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+CUTS = [[1, 2], [2, 3], [3, 3], [1, 8], [4, 8], [7, 8], [8, 8]]
+"""Tokens of the first piece, and of each later one."""
+NOT_TRIED = {
+    "openai": "vLLM's Harmony parser takes tokens, one by one",
+    "cohere_command3": "needs the package cohere_melody",
+    "cohere_command4": "needs the package cohere_melody",
+    "hf": "reads a template of the model's tokenizer",
+}
+REASONING_NOT_TRIED = {
+    "openai_gptoss": "as openai",
+    "olmo3": "needs tokens of its own tokenizer",
+    **{name: why for name, why in NOT_TRIED.items() if name != "openai"},
+}
+BREAK = {
+    *("apertus", "deepseek_v3", "deepseek_v31", "functiongemma", "gigachat3", "granite-20b-fc"),
+    *("hermes", "hunyuan_a13b", "hy_v3", "hy_v4", "internlm", "jamba", "lfm2", "llama3_json"),
+    *("llama4_json", "llama4_pythonic", "longcat", "minicpm5", "olmo3", "poolside_v1"),
+    *("pythonic", "qwen3_json", "step3", "xlam"),
+}
+"""Tool parsers of vLLM 0.32 that depend on how an answer is cut."""
+REASONING_BREAK = {
+    *("deepseek_r1", "ernie45", "gemma4", "granite", "holo2", "hunyuan_a13b", "hy_v4"),
+}
+"""Reasoning parsers of vLLM 0.32 that do."""
+
+only_where_listed = pytest.mark.skipif(
+    Version(vllm.__version__).release[:2] != (0, 32), reason="the lists are vLLM 0.32's"
+)
+
+
+@pytest.fixture
+def vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's parsers without our hook, whatever tests ran before."""
+    own = inspect.unwrap(DelegatingParser.parse_delta)
+    monkeypatch.setattr(DelegatingParser, "parse_delta", own)
+
+
+@pytest.fixture
+def ours(vllms_own: None) -> None:
+    """vLLM's parsers with our hook; the first fixture takes it back."""
+    del vllms_own
+    parse_token_by_token()
+
+
+def conversations(tool_parser: str) -> Iterator[Conversation]:
+    """Answers with one call, several, none, without arguments, after text, and unfinished."""
+    form = FORMATS[tool_parser]
+    texts = [form.of(WEATHER), form.of(NOW), "It rains, now."]
+    texts += [form.of(WEATHER, TIME)] if form.several else []
+    texts += ["I look it up. " + form.of(WEATHER)] if form.after_text else []
+    for text in texts:
+        yield Conversation(text, tool_parser)
+    for length in range(6, len(Conversation(texts[0], tool_parser).tokens), 5):
+        yield Conversation(texts[0], tool_parser, length=length)
+
+
+def thoughts(tool_parser: str, reasoning_parser: str, *then: str) -> Iterator[Conversation]:
+    """Answers with reasoning, which may have begun in the prompt, before each of these texts."""
+    begin, end = MARKS.get(reasoning_parser, ("<think>", "</think>"))
+    for after in then:
+        for before in (begin, "", begin + "\n"):
+            text = f"{before}It rains.{end}{after}"
+            yield Conversation(text, tool_parser, reasoning_parser)
+
+
+def changed(answers: Iterator[Conversation]) -> list[tuple[str, list[int], Answer | Exception]]:
+    """Texts and cuts with which a client does not get what it gets token by token."""
+    found = []
+    for answer in answers:
+        plain = answer.streamed([1])
+        got = ((cut, streamed(answer, cut)) for cut in CUTS)
+        found += [(answer.text, cut, one) for cut, one in got if one != plain]
+    return found
+
+
+def streamed(answer: Conversation, cut: list[int]) -> Answer | Exception:
+    try:
+        return answer.streamed(cut)
+    except AssertionError as error:  # of the parser; a server ends the stream with an error
+        return error
+
+
+UMBRELLA = "Take an umbrella."
+PAIRS = [(tools, name) for tools, names in REASONING.items() for name in names]
+
+
+def test_every_parser_of_vllm_is_tried() -> None:
+    assert {*ToolParserManager.list_registered()} <= FORMATS.keys() | NOT_TRIED.keys()
+    tried = {name for _, name in PAIRS}
+    assert {*ReasoningParserManager.list_registered()} <= tried | REASONING_NOT_TRIED.keys()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_what_the_parsers_read(name: str) -> None:
+    """Not streamed: otherwise all below would compare texts without calls."""
+    whole = Conversation(FORMATS[name].of(WEATHER), name).whole()
+    assert [call[0] for call in whole.calls] == ["get_weather"]
+
+
+@only_where_listed
+@pytest.mark.usefixtures("vllms_own")
+@pytest.mark.parametrize("name", FORMATS)
+def test_tool_parsers_that_break_in_vllm(name: str) -> None:
+    """If one is mended: take it from the list, from compatibility.md and from upstream.md."""
+    assert bool(changed(conversations(name))) == (name in BREAK)
+
+
+@only_where_listed
+@pytest.mark.usefixtures("vllms_own")
+@pytest.mark.parametrize(("tools", "name"), PAIRS)
+def test_reasoning_parsers_that_break_in_vllm(tools: str, name: str) -> None:
+    assert bool(changed(thoughts(tools, name, UMBRELLA))) == (name in REASONING_BREAK)
+
+
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("name", FORMATS)
+def test_tool_calls_do_not_depend_on_drafts(name: str) -> None:
+    assert changed(conversations(name)) == []
+
+
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize(("tools", "name"), PAIRS)
+def test_reasoning_does_not_depend_on_drafts(tools: str, name: str) -> None:
+    assert changed(thoughts(tools, name, UMBRELLA, FORMATS[tools].of(WEATHER))) == []
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "length", "arguments"),
+    [("step3", None, '{"city": "Paris", "days": 3}'), ("hermes", 14, "")],
+)
+def test_surplus_arguments(
+    vllms_own: None, tool_parser: str, length: int | None, arguments: str
+) -> None:
+    """vLLM adds what a parser has not sent to the last message, if that has a call in it."""
+    del vllms_own
+    answer = Conversation(FORMATS[tool_parser].of(WEATHER), tool_parser, length=length)
+    right, wrong = (("get_weather", arguments),), (("get_weather", arguments + "{}"),)
+    assert {answer.streamed([first, 3]).calls for first in (1, 2, 3)} == {right, wrong}
+    parse_token_by_token()
+    assert {answer.streamed([first, 3]).calls for first in (1, 2, 3)} == {right}
+
+
+def call(index: int, arguments: str, name: str | None = None) -> DeltaToolCall:
+    made = DeltaFunctionCall(name=name, arguments=arguments)
+    return DeltaToolCall(id=f"of {index}" if name else None, index=index, function=made)
+
+
+def test_one_message_for_several() -> None:
+    whole: DeltaMessage | None = None
+    for one in (
+        None,
+        DeltaMessage(reasoning="It "),
+        DeltaMessage(reasoning="rains.", content="I "),
+        DeltaMessage(content="look.", tool_calls=[call(0, "", "get_time")]),
+        DeltaMessage(tool_calls=[call(0, '{"zone"')]),
+        DeltaMessage(tool_calls=[call(0, ": 1}"), call(1, "{", "now")]),
+        DeltaMessage(tool_calls=[call(1, "}")]),
+        None,
+    ):
+        whole = merge(whole, one)
+    assert whole is not None
+    assert (whole.reasoning, whole.content) == ("It rains.", "I look.")
+    assert whole.tool_calls == [call(0, '{"zone": 1}', "get_time"), call(1, "{}", "now")]
+    assert merge(None, None) is None
+
+
+def text_by_token(length: int, stop: list[str]) -> list[str]:
+    """What a parser gets with each token, if so many arrive at once and `stop` is asked for."""
+    answer = Conversation("It rains in 東京 today, and it is cold.", "hermes")
+    params = SamplingParams(stop=stop)
+    request: Any = SimpleNamespace(sampling_params=params, prompt_token_ids=[1], request_id="")
+    reader = IncrementalDetokenizer.from_new_request(answer.tokenizer, request)
+    split = StreamedText(answer.parser(), answer.request, [1]).split
+    found = []
+    for start in range(0, len(answer.tokens), length):
+        ids = answer.tokens[start : start + length]
+        ends = start + length >= len(answer.tokens)
+        reader.update(ids, ends)
+        pieces = split(reader.get_next_output_text(ends, delta=True), ids, ends)
+        assert pieces == [*zip([text for text, _ in pieces], [[one] for one in ids], strict=True)]
+        found += [text for text, _ in pieces]
+    assert "".join(found) == answer.text
+    return found
+
+
+@pytest.mark.parametrize("stop", [[], ["is never seen"]])
+def test_texts_of_tokens(stop: list[str]) -> None:
+    """Also if a character has several tokens, and if vLLM holds text back for stop strings."""
+    plain = text_by_token(1, stop)
+    assert [text_by_token(length, stop) for length in range(2, 9)] == [plain] * 7
+
+
+def test_other_text_is_handed_over_as_it_is() -> None:
+    """For example that of a parser which rewrites it first."""
+    answer = Conversation("It rains today.", "hermes")
+    text = StreamedText(answer.parser(), answer.request, [1])
+    other = "It\\nrains today."
+    assert text.split(other, answer.tokens, True) == [(other, answer.tokens)]
+
+
+def test_it_is_placed_with_an_engine_of_ours(vllms_own: None, pair: Pair) -> None:
+    del vllms_own
+    own = DelegatingParser.parse_delta
+    pair.start(speculative_config=None)
+    assert DelegatingParser.parse_delta is own
+    pair.start()
+    placed = DelegatingParser.parse_delta
+    assert inspect.unwrap(placed) is own
+    pair.start()
+    assert DelegatingParser.parse_delta is placed is not own
