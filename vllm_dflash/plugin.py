@@ -32,10 +32,11 @@ vLLM settings that we fill in (`_select` here, `config/engine_settings.py`):
     is selected). A subclass of vLLM's executor checks every node before a worker starts
     (`cluster/ray_executor.py`). Replaced by: a hook in vLLM's executor.
  8. The speculative config. Our own keys are removed and missing ones filled in: method, number of
-    drafts, the drafter's ranks, greedy drafts and `disable_eagle_block_drop`, which keeps the last
-    block of a cached prefix (until vLLM 0.32 is dropped; 0.33 keeps it). On CUDA also a table of
-    draft lengths, which only makes vLLM capture graphs for them: our schedulers overrule the length
-    that vLLM looks up there by batch size (and hook 22). Replaced by: a list of lengths to capture.
+    drafts, the drafter's ranks, greedy drafts (vLLM's drawn ones would keep their logits) and
+    `disable_eagle_block_drop`, which keeps the last block of a cached prefix (until vLLM 0.32 is
+    dropped; 0.33 keeps it). On CUDA also a table of draft lengths, which only makes vLLM capture
+    graphs for them: our schedulers overrule the length that vLLM looks up there by batch size (and
+    hook 22). Replaced by: a list of lengths to capture.
  9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, even if the
     target has sliding layers. Not set if it has layers other than attention, which need several.
 
@@ -82,8 +83,8 @@ The step on V2 (`engine/v2/speculator.py`):
     in the drafter's graph, which costs a copy of the taps.
 21. The runner's `sampler` and `rejection_sampler` are subclasses of vLLM's (`drawing.py`). They
     draw what plain decoding would draw, and accept drafts that are drawn: two launches for six, and
-    texts that do not depend on drafts. Replaced by: a `rejection_sample_method` of vLLM's that does
-    so.
+    texts that do not depend on drafts. Drafts are drawn with the same noise (`draft_noise.py`).
+    Replaced by: a `rejection_sample_method` of vLLM's that does so.
 
 Each request gets its own number of placeholders for drafts (`request.spec_token_ids`). The
 drafter's graphs are captured with a copy of the config that has no table of lengths (hook 8), and

@@ -22,7 +22,7 @@ TYPES = {
     name: kind
     for kind, names in {
         "*i64": "slots newest drafts tokens found_tokens best masks layers chain candidates"
-        " likeliest positions drawn sampled seeds counts counts_before batch_slots row_slots",
+        " likeliest positions drawn sampled seeds counts counts_before batch_slots row_slots d2t",
         "*i32": "block_table query_start_loc seq_lens depths num_sampled num_rejected texts"
         " text_lens matches found_matches window found_table found_lens logit_ends row_ends sizes"
         " paths path_lens rows may_branch parents chains cu_num_logits prefill_lens ends"
@@ -41,6 +41,11 @@ GRADING = {**KINDS, "REQUEST_MEMORY": 0.9, "HEAD": 6, "COLUMNS": 11, "CUTS": 3, 
 OVERALL = {"BLOCK": 1, "TEXT": 2, "LOG_MEMORY": log2(0.98), "TILE": 128, "COLUMNS": 11}
 DRAWING = {"tokens": "*i32", "rows": "*i64"}
 ALL_ROWS: dict[str, Any] = {**DRAWING, "rows": None}
+LIKELIEST: dict[str, Any] = {
+    **dict.fromkeys(("row_slots", "positions", "temperatures", "seeds", "d2t")),
+    "USE_FP64": False,
+}
+NOT_DRAWN = {"IS_DRAWN": False}
 CHOICE = {
     **KINDS,
     **WIDTHS,
@@ -87,12 +92,19 @@ PATH = {"NODES": 15, "PADDED_NODES": 16, "CHUNK": 128}
 
 CASES: dict[str, list[dict[str, Any]]] = {
     "confidence._find_in_tiles": [
-        {"logits": "*bf16", "V": 151936, "TILE": 4096},
-        {"logits": "*fp32", "V": 1000, "TILE": 4096},
+        {**LIKELIEST, "logits": "*bf16", "V": 151936, "TILE": 4096},
+        {**LIKELIEST, "logits": "*fp32", "V": 1000, "TILE": 4096},
+        {"logits": "*bf16", "V": 32000, "TILE": 4096, "USE_FP64": False},
+        {"logits": "*fp32", "d2t": None, "V": 1000, "TILE": 1024, "USE_FP64": True},
     ],
     "confidence._find_in_rows": [
-        {"logits": "*bf16", "V": 151936, "TILE": 4096, "PADDED_TILES": 64, "C": 8},
-        {"logits": "*fp32", "V": 1000, "TILE": 1024, "PADDED_TILES": 1, "C": 1},
+        {"logits": "*bf16", "V": 151936, "TILE": 4096, "PADDED_TILES": 64, "C": 8, **NOT_DRAWN},
+        {"logits": "*fp32", "V": 1000, "TILE": 1024, "PADDED_TILES": 1, "C": 1, **NOT_DRAWN},
+        {"logits": "*fp32", "V": 1000, "TILE": 1024, "PADDED_TILES": 1, "C": 1, "IS_DRAWN": True},
+    ],
+    "draft_noise._noise": [
+        {"noise": "*fp32", "C": 8, "USE_FP64": False},
+        {"noise": "*fp32", "C": 1, "USE_FP64": True},
     ],
     "text_look_up._scan": [{"SHORTEST": 2, "LONGEST": 32, "TILE": 1024}],
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],

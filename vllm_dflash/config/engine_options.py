@@ -68,6 +68,8 @@ class EngineOptions:
     captures_lengths: bool = False
     """Whether vLLM gets a table of draft lengths to capture graphs for."""
     runner: Runner = "v1"
+    draws_drafts: bool = False
+    """Whether drafts at temperature > 0 are drawn, where verification draws."""
     tree_nodes: int = 0
     """Maximum number of nodes in a draft tree; 0: all drafts are chains."""
     most_active: int | None = None

@@ -207,15 +207,16 @@ def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) ->
     # vLLM itself also checks that the drafter divides by this number.
     config["draft_tensor_parallel_size"] = options.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
-        why = "DFlash predicts each position without knowing the ones before it, so sampling them"
-        why += " independently ruins acceptance"
-        if options.drafter.num_candidates is not None:  # on V2, vLLM's own DFlash runs the engine
-            why = "Model Runner V1 cannot sample this drafter's drafts"
-        init_logger("vllm.dflash").warning(
-            "draft_sample_method 'probabilistic' is ignored: %s. Drafts are the most likely tokens,"
-            " which is lossless at any temperature.",
-            why,
-        )
+        why = "" if options.draws_drafts else "Model Runner V1 cannot draw drafts"
+        if config.get("rejection_sample_method", "standard") != "standard":
+            why = "drafts are drawn only with the rejection_sample_method 'standard'"
+        if why:
+            init_logger("vllm.dflash").warning(
+                "draft_sample_method 'probabilistic' is ignored: %s. Drafts are the most likely"
+                " tokens, which is lossless at any temperature.",
+                why,
+            )
+        # vLLM would keep the logits of all drafts; ours are drawn without.
         config["draft_sample_method"] = "greedy"
     # A prefix-cache hit restores the drafter's context with the target's, block by block: unlike
     # EAGLE's, its rows are not shifted by one token, so the last block need not be dropped.

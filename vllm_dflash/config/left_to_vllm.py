@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import config_field, load_config
 from vllm_dflash.checkpoint.spec import (
-    ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
     ARCHITECTURES,
     DrafterError,
@@ -120,7 +119,7 @@ def why_left(
     ]
     if has_watermark and requested.get("draft_sample_method") == "probabilistic":
         reasons.append(
-            "a watermark needs sampled drafts, and vllm-dflash drafts only the likeliest tokens"
+            "a watermark needs drafts that are sampled with it, and vllm-dflash has none"
             " (leave --watermark-config out)"
         )
     if not carries_options:
@@ -143,15 +142,6 @@ def _drafter_reasons(requested: Mapping[str, Any], config: Mapping[str, Any]) ->
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
             " states instead of taps (use a drafter with taps)"
-        )
-    is_walked = ARCHITECTURE_2 in written or ARCHITECTURE_LILICORR in written
-    is_walked |= config.get("speculators_model_type") == "dflash2"
-    is_sampled = requested.get("draft_sample_method") == "probabilistic"
-    if is_walked and is_sampled and runner_here() == "v2":  # on V1 vLLM refuses these drafters
-        yield (
-            f"draft_sample_method is 'probabilistic', which suits drafter {model!r}, whose tokens"
-            " depend on the ones before them, but vllm-dflash drafts only the likeliest tokens"
-            " (leave draft_sample_method out)"
         )
 
 

@@ -78,6 +78,7 @@ def resolve(
         and parallel.data_parallel_size == 1
         and not is_other_hybrid(target),
         runner=runner,
+        draws_drafts=runner == "v2" and settings.draft_sample_method != "greedy",
         tree_nodes=nodes,
         most_active=engine_args.max_num_active_seqs,
     )

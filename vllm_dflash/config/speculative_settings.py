@@ -76,6 +76,9 @@ class SpeculativeSettings(BaseModel):
     )
     draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
     enable_adaptive_verification: bool | None = _of_vllm("true or false")
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = described(
+        None, "'probabilistic' (the default on Model Runner V2) or 'greedy'"
+    )
     draft_load_config: Any = None
     """vLLM's settings for loading the drafter, as it checks them itself."""
 

@@ -11,7 +11,6 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
-from support.pairs import dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_options import EngineOptions, tree_sizes
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
@@ -19,7 +18,6 @@ from vllm_dflash.config.engine_settings import length_table, write_speculative_c
 from vllm_dflash.config.speculative_settings import IGNORED
 
 PLAIN = EngineOptions(7, 5, "fixed", parse_config("it", QWEN), drafter_ranks=2)
-WALKED = replace(PLAIN, drafter=parse_config("it", drafter_config(**dflash2_config())))
 ALWAYS = {
     "model": "it",
     "method": "dflash",
@@ -92,21 +90,25 @@ def test_synthetic_rates_are_as_many_as_drafts(rates: list[float], expected: lis
     assert found == {**ALWAYS, "synthetic_acceptance_rates": expected}
 
 
-def test_drafts_are_never_sampled() -> None:
+@pytest.mark.parametrize(
+    ("draws", "method", "why"),
+    [
+        (True, None, None),
+        (True, "standard", None),
+        (True, "block", "drafts are drawn only with the rejection_sample_method 'standard'"),
+        (False, None, "Model Runner V1 cannot draw drafts"),
+    ],
+)
+def test_who_can_draw_drafts(draws: bool, method: str | None, why: str | None) -> None:
+    """vLLM is always told that drafts are greedy, since it would keep the logits of others."""
+    other = {} if method is None else {"rejection_sample_method": method}
+    config = {"model": "it", "draft_sample_method": "probabilistic", **other}
     with log_lines() as lines:
-        config = {"model": "it", "draft_sample_method": "probabilistic"}
-        assert written(config) == {**ALWAYS, "draft_sample_method": "greedy"}
-    (line,) = lines
-    assert line.startswith(
-        "WARNING draft_sample_method 'probabilistic' is ignored: DFlash predicts"
-    )
-
-
-def test_drafts_of_a_drafter_that_walks_are_not_sampled_on_v1() -> None:
-    config = {"model": "it", "draft_sample_method": "probabilistic"}
-    with log_lines() as lines:
-        assert written(config, WALKED)["draft_sample_method"] == "greedy"
-    assert "is ignored: Model Runner V1 cannot sample" in lines[0]
+        found = written(config, replace(PLAIN, draws_drafts=draws))
+    assert found == {**ALWAYS, **other, "draft_sample_method": "greedy"}
+    assert [line.split(". ")[0] for line in lines] == [
+        f"WARNING draft_sample_method 'probabilistic' is ignored: {why}"
+    ] * bool(why)
 
 
 @pytest.mark.parametrize("key", IGNORED)

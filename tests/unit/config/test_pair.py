@@ -177,6 +177,9 @@ def test_who_may_have_more_drafts_than_a_block(
     assert options.draft_width == 7
     assert (options.num_speculative_tokens, options.most_free) == (room, room)
     assert options.runner == ("v2" if is_v2 else "v1")
+    assert options.draws_drafts == bool(is_v2)
+    greedy = resolved(drafter, {**tree, "draft_sample_method": "greedy"}, **asked)
+    assert greedy == replace(options, draws_drafts=False)
 
 
 @pytest.mark.parametrize(

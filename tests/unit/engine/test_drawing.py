@@ -195,8 +195,9 @@ def test_samplers_that_are_not_vllms_stay(shards: bool, is_models_own: bool) -> 
         vocab_size=9,
         dtype=torch.bfloat16,
     )
-    sample_by_drawing(runner)
+    draws = sample_by_drawing(runner)
     is_replaced = isinstance(runner.rejection_sampler, DrawingVerifier)
+    assert draws == is_replaced
     assert is_replaced == (not shards and not is_models_own)
     if is_replaced:
         assert isinstance(runner.sampler, DrawingSampler)

@@ -2,7 +2,8 @@
 
 Logits are read once, in tiles; a maximum and a softmax would read them several times, in float32.
 The likeliest token comes from the tiles' maxima. Each of the other C - 1 takes one more read of a
-tile, to replace the token that was taken from it.
+tile, to replace the token that was taken from it. A draw comes from the same read as the likeliest
+token (`draft_noise.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
+
+from vllm_dflash.engine.v2.draft_noise import DraftNoise
 
 TILE = 4096
 """Maximum number of columns of logits that a program reads."""
@@ -18,12 +22,19 @@ TILE = 4096
 @triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
 def _find_in_tiles(  # type: ignore[no-untyped-def]
     logits,  # [Q, V]
-    parts,  # [3, Q, tiles]: maximum, its column, sum of exponentials
+    parts,  # [3 or 5, Q, tiles]: maximum, its column, sum of exponentials; largest with noise, its
+    # column
+    row_slots,  # [Q]; None: nothing is drawn
+    positions,  # [Q]
+    temperatures,  # [S]
+    seeds,  # [S]
+    d2t,  # [V]; None: columns are the target's ids
     stride_logits,
     num_tiles,
     stride_parts,
     V: tl.constexpr,
     TILE: tl.constexpr,
+    USE_FP64: tl.constexpr,
 ):
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * TILE + tl.arange(0, TILE)
@@ -39,12 +50,28 @@ def _find_in_tiles(  # type: ignore[no-untyped-def]
     tl.store(at, tl.where(has_nan, float("nan"), best))
     tl.store(at + stride_parts, first.to(tl.float32))  # exact up to 2^24
     tl.store(at + 2 * stride_parts, total)
+    if row_slots is not None:
+        slot, token = tl.load(row_slots + row), column
+        if d2t is not None:
+            token = column + tl.load(d2t + column, mask=column < V, other=0).to(tl.int32)
+        value, index = gumbel_noised_argmax(
+            logit,
+            token,
+            column < V,
+            tl.load(seeds + slot, mask=slot >= 0, other=0),
+            tl.load(positions + row),
+            tl.load(temperatures + slot, mask=slot >= 0, other=0.0).to(tl.float32),
+            IS_DRAFTING=False,  # the noise of verification
+            USE_FP64=USE_FP64,
+        )
+        tl.store(at + 3 * stride_parts, value.to(tl.float32))
+        tl.store(at + 4 * stride_parts, (tile * TILE + index).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["num_tiles", "stride_parts"])
 def _find_in_rows(  # type: ignore[no-untyped-def]
     logits,  # [Q, V]
-    parts,  # [3, Q, tiles]
+    parts,  # [3 or 5, Q, tiles]
     tokens,  # [Q, C]
     confidence,  # [Q]
     probabilities,  # [Q, C]; None if C is 1
@@ -55,6 +82,7 @@ def _find_in_rows(  # type: ignore[no-untyped-def]
     V: tl.constexpr,
     TILE: tl.constexpr,
     C: tl.constexpr,
+    IS_DRAWN: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, PADDED_TILES)
@@ -69,6 +97,10 @@ def _find_in_rows(  # type: ignore[no-untyped-def]
     total = tl.sum(totals * tl.exp(bests - best), axis=0)  # at least 1 if it is finite
     sure = tl.where(is_finite, 1.0 / total, 0.0)
     tl.store(confidence + row, sure)
+    if IS_DRAWN:  # C is 1
+        bests = tl.load(at + 3 * stride_parts, mask=is_tile, other=float("-inf"))
+        columns = tl.load(at + 4 * stride_parts, mask=is_tile, other=0.0).to(tl.int32)
+        best = tl.max(bests, axis=0)
     left = best
     for rank in range(C):
         column = tl.min(tl.where(bests == left, columns, V), axis=0)
@@ -96,6 +128,7 @@ def find_likeliest(
     tokens: torch.Tensor,
     confidence: torch.Tensor,
     probabilities: torch.Tensor | None = None,
+    noise: DraftNoise | None = None,
 ) -> None:
     """Find the likeliest tokens of each row, and their probabilities. May be captured.
 
@@ -105,15 +138,24 @@ def find_likeliest(
         confidence: out, [Q] float32, probability of the likeliest token, above 0; 0 if the row's
             largest logit is not finite or any is NaN.
         probabilities: out, [Q, C] float32, 0 for rows whose confidence is 0; None: C is 1.
+        noise: if given, C is 1 and `tokens` are drawn with it; confidence stays the likeliest's.
     """
     assert logits.stride(1) == 1
     num_rows, vocab_size = len(tokens), logits.shape[1]
     tile = min(TILE, next_power_of_2(vocab_size))
     num_tiles = triton.cdiv(vocab_size, tile)
-    parts = torch.empty(3, num_rows, num_tiles, device=logits.device)
+    parts = torch.empty(3 if noise is None else 5, num_rows, num_tiles, device=logits.device)
     sizes = num_tiles, num_rows * num_tiles
+    drawing = (None,) * 5 if noise is None else noise[:5]
     _find_in_tiles[(num_rows, num_tiles)](
-        logits, parts, logits.stride(0), *sizes, V=vocab_size, TILE=tile
+        logits,
+        parts,
+        *drawing,
+        logits.stride(0),
+        *sizes,
+        V=vocab_size,
+        TILE=tile,
+        USE_FP64=noise is not None and noise.use_fp64,
     )
     num_tokens = 1 if probabilities is None else tokens.shape[1]
     _find_in_rows[(num_rows,)](
@@ -128,5 +170,6 @@ def find_likeliest(
         V=vocab_size,
         TILE=tile,
         C=num_tokens,
+        IS_DRAWN=noise is not None,
         num_warps=1 if num_tokens == 1 else 8,
     )

@@ -31,19 +31,20 @@ from vllm_dflash.engine.vllm_fixes.repeated_uploads import UploadingSampler
 from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
 
 
-def sample_by_drawing(runner: GPUModelRunner) -> None:
+def sample_by_drawing(runner: GPUModelRunner) -> bool:
     """Replace the runner's samplers (hook 21), in a worker whose models are loaded.
 
     Not if ranks share the sampling of a batch, since vLLM sizes their messages for its own, or if
-    the model or a watermark has its own sampler.
+    the model or a watermark has its own sampler. Returns whether drafts are verified by drawing.
     """
     kinds = type(runner.sampler), type(runner.rejection_sampler)
     if runner.parallel_config.enable_batch_sharded_sampling or kinds != (Sampler, RejectionSampler):
-        return
+        return False
     sampler = runner.sampler = DrawingSampler.instead_of(runner.sampler)
     verifier = runner.rejection_sampler = DrawingVerifier.instead_of(runner.rejection_sampler)
     verifier.sampler = sampler
     verifier.warm_up(runner.vocab_size, runner.dtype)
+    return verifier.draws
 
 
 def draw_and_accept(

@@ -35,6 +35,7 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import newly_admitted
 from vllm_dflash.engine.v2.choice import choose
 from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.exchange import HostCopy, ReportedOutput, StepPlan, plan_of
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade, learn_overall
@@ -76,6 +77,8 @@ class PlannedSpeculator(LoadedSpeculator):
         """Chooses among a DFlash 2 or LiLiCorr drafter's candidates, token by token; else None."""
         if (top_k := self.spec.num_candidates) is not None:
             self.candidates = CandidateSampler(self.max_num_reqs, width, top_k, device)
+        self.draws_drafts = False
+        """Whether drafts are drawn, at temperature > 0, with the noise of verification."""
         self.statistics = DraftStatistics(places)
         self.warm = WarmState(self._owners)
         self.plan = StepPlan()
@@ -177,20 +180,35 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.trees is not None:
             self.trees.grow(slots, batch, self.drafts, has_block=has_block)
 
-    def sample_draft(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Most likely token of each row, [Q, H] -> [Q], at any temperature. Captured."""
+    def sample_draft(
+        self,
+        hidden_states: torch.Tensor,
+        positions: torch.Tensor,
+        row_slots: torch.Tensor,
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor:
+        """Token of each row, [Q, H] -> [Q]: the likeliest, or drawn. Captured."""
         confidence = self.drafts.confidence.view(-1)[: len(hidden_states)]  # [Q]
+        noise = self._noise(positions, row_slots) if self.draws_drafts else None
         if self.candidates is not None:
-            logits, drafts = self._walk(hidden_states)
+            logits, drafts = self._walk(hidden_states, noise)
         else:
             logits, drafts = self.model.compute_logits(hidden_states), None  # [Q, V]
         if self.trees is not None and self.trees.is_attached and drafts is None:
             return self.trees.find_candidates(logits, confidence, self.model.target_ids)
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
-        find_likeliest(logits, tokens, confidence)
+        find_likeliest(logits, tokens, confidence, noise=noise if drafts is None else None)
         return self.model.target_ids(tokens) if drafts is None else drafts
 
-    def _walk(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _noise(self, positions: torch.Tensor, row_slots: torch.Tensor) -> DraftNoise:
+        """The noise that will verify what these rows predict, [Q] each."""
+        requests = self.temperature, self.seeds, self.model.vocabulary.d2t
+        return DraftNoise(row_slots, positions, *requests, self.use_fp64_gumbel)
+
+    def _walk(
+        self, hidden_states: torch.Tensor, noise: DraftNoise | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of each row's candidates, [Q, C], and the tokens chosen from them one after the
         other, [Q]."""
         assert self.candidates is not None
@@ -207,6 +225,10 @@ class PlannedSpeculator(LoadedSpeculator):
             bonus.long(),
             None if self.newest_context is None else self.newest_context[:count],
         )
+        added: torch.Tensor | None = None
+        if noise is not None:
+            added = noise_of(candidates.flatten(0, 1), noise).view(by_place)  # [R, K, C]
+            scores = scores + added.unsqueeze(2)  # [R, K, C, C]
         self.candidates.sample(
             candidates,
             scores,
@@ -216,11 +238,13 @@ class PlannedSpeculator(LoadedSpeculator):
             self.temperature,
             self.seeds,
             self.draft_tokens,
-            None,  # keep no distribution: drafts are the likeliest tokens
+            None,  # the largest scores, which may have noise
             self.use_fp64_gumbel,
         )
-        # Scores given the tokens that were chosen.
-        return self.candidates.scores[:count].flatten(0, 1), self.draft_tokens[:count].flatten()
+        scores = self.candidates.scores[:count]  # given the tokens that were chosen
+        if added is not None:
+            scores = scores - added
+        return scores.flatten(0, 1), self.draft_tokens[:count].flatten()
 
     def _grade(
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor

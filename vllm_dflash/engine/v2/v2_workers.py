@@ -43,7 +43,8 @@ class V2Worker(DraftingWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        sample_by_drawing(self.model_runner)  # hook 21
+        draws = sample_by_drawing(self.model_runner)  # hook 21
+        self.drafter.draws_drafts = draws and self.drafter.options.draws_drafts
         fix_undrafted_graphs(self.model_runner)  # hook 19
         self.drafter.before_capture(self.model_runner)  # hook 17
         took = super().compile_or_warm_up_model()
