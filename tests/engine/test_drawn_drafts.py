@@ -1,6 +1,6 @@
 """Drafts that are drawn with the noise of verification are accepted more often, and change nothing.
 
-`pytest -s` shows the tokens of each verification.
+With `--slow -s`, it prints the tokens of a verification at several temperatures.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from support import DEMO
 from support.engines import FIXED, engine, held_out_prompts
 
 pytestmark = pytest.mark.v2
-REQUESTS = 24
-TEMPERATURES = 0.0, 0.7, 1.0
 
 
-def run(llm: LLM, temperature: float, *, tokens: int) -> tuple[list[list[int]], float]:
+def run(llm: LLM, requests: int, tokens: int, temperature: float) -> tuple[list[list[int]], float]:
     """Return the texts, and tokens per verification."""
     before = counts(llm)
     params = [
         SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed, ignore_eos=True)
-        for seed in range(REQUESTS)
+        for seed in range(requests)
     ]
-    outputs = llm.generate(held_out_prompts(REQUESTS), params, use_tqdm=False)
+    outputs = llm.generate(held_out_prompts(requests), params, use_tqdm=False)
     verified, accepted = (after - old for after, old in zip(counts(llm), before, strict=True))
     return [list(one.outputs[0].token_ids) for one in outputs], 1 + accepted / verified
 
@@ -33,27 +31,26 @@ def counts(llm: LLM) -> tuple[int, int]:
     return found["verifications"], found["accepted_tokens"]
 
 
+@pytest.mark.parametrize("drafter", ["drafter", "drafter2", "lilicorr"])
 @pytest.mark.parametrize(
-    "drafter",
+    ("requests", "tokens", "temperatures"),
     [
-        "drafter",
-        "drafter2",
-        pytest.param("lilicorr", marks=pytest.mark.slow),
+        (16, 16, [1.0]),
+        pytest.param(24, 48, [0.0, 0.7, 1.0], marks=pytest.mark.slow),
     ],
 )
-def test_more_of_them_are_accepted(drafter: str, request: pytest.FixtureRequest) -> None:
+def test_more_of_them_are_accepted(
+    drafter: str, requests: int, tokens: int, temperatures: list[float]
+) -> None:
     """Of drafters whose rows know nothing of each other, and of those that walk."""
-    is_slow = request.config.getoption("--slow")
-    config = {**FIXED, "model": str(DEMO / drafter)}
-    texts, lengths = {}, {}
+    found = {}
     for method in ("greedy", "probabilistic"):
-        asked = {**config, "draft_sample_method": method}
-        with engine(max_num_seqs=REQUESTS, speculative_config=asked) as llm:
-            for temperature in TEMPERATURES:
-                found = run(llm, temperature, tokens=48 if is_slow else 16)
-                texts[method, temperature], lengths[method, temperature] = found
-    for temperature in TEMPERATURES:
-        greedy, drawn = (lengths[method, temperature] for method in ("greedy", "probabilistic"))
-        print(f"{drafter}, temperature {temperature}: {greedy:.3f} -> {drawn:.3f}")
-        assert texts["greedy", temperature] == texts["probabilistic", temperature]
-        assert drawn == greedy if temperature == 0.0 else drawn > greedy
+        asked = {**FIXED, "model": str(DEMO / drafter), "draft_sample_method": method}
+        with engine(max_num_seqs=requests, speculative_config=asked) as llm:
+            found[method] = [run(llm, requests, tokens, each) for each in temperatures]
+    for temperature, likeliest, drawn in zip(
+        temperatures, found["greedy"], found["probabilistic"], strict=True
+    ):
+        print(f"{drafter}, temperature {temperature}: {likeliest[1]:.3f} -> {drawn[1]:.3f}")
+        assert drawn[0] == likeliest[0]
+        assert drawn[1] == likeliest[1] if temperature == 0.0 else drawn[1] > likeliest[1]
