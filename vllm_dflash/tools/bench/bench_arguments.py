@@ -25,6 +25,8 @@ from vllm_dflash.vllms_own import OWN_KEYS
 
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
+OF_BREAK_EVEN = {"seconds": 2.0, "rounds": 3, "concurrency": [1, 4, 16]}
+BREAK_EVEN = {"break_even": [3, 7, 15], "context": [128, 1024]}
 OF_DATASETS = {"concurrency": [1, 8], "rounds": 2}
 """Defaults of the arguments with these names."""
 
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measurements = parser.add_argument_group("measurements")
     add_dataset(measurements, measurements)
     add_windows(measurements)
+    add_break_even(parser)
     add_out(parser, "out/bench")
 
 
@@ -44,6 +47,10 @@ def set_defaults(parsed: argparse.Namespace, **other: Any) -> None:
     defaults = (QUICK if parsed.quick else FULL) | other
     if parsed.dataset_name is not None:
         defaults |= OF_DATASETS
+    if getattr(parsed, "break_even", None) is not None:
+        defaults |= OF_BREAK_EVEN
+        parsed.break_even = parsed.break_even or BREAK_EVEN["break_even"]
+        parsed.context = parsed.context or BREAK_EVEN["context"]
     for name, value in defaults.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
@@ -126,6 +133,28 @@ def add_windows(load: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="use faster defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
     )
+
+
+def add_break_even(parser: argparse.ArgumentParser) -> None:
+    """Add the measurement that needs no drafter."""
+    group = parser.add_argument_group("break-even")
+    about = "only measure steps of the target that verify K drafts, beside plain ones: how many"
+    about += " tokens a step must bring on this machine (default K: {})"
+    several: dict[str, Any] = {"type": positive, "metavar": "N"}
+    about = about.format(_words("break_even"))
+    group.add_argument("--break-even", nargs="*", help=about, **several)
+    about = f"tokens of each request before these steps (default: {_words('context')})"
+    group.add_argument("--context", nargs="+", help=about, **several)
+
+
+def _words(name: str) -> str:
+    return " ".join(map(str, BREAK_EVEN[name]))
+
+
+def check_context(parsed: argparse.Namespace) -> None:
+    """Check that contexts are only given for steps. Raises ValueError."""
+    if parsed.context and parsed.break_even is None:
+        raise ValueError("--context needs --break-even.")
 
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:

@@ -1,0 +1,147 @@
+"""`vllm-dflash bench --break-even`: its arguments, its engines, and what it says of their times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.platforms import current_platform
+
+from support import DEMO
+from support.instant_engines import Question, of, recording_processes
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import sides
+from vllm_dflash.tools.bench.break_even import verifying_side
+from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
+from vllm_dflash.tools.console import COULD_NOT_RUN
+
+STEPS = 10
+TARGET = str(DEMO / "target")
+
+
+def bench(out: Path, *arguments: str) -> int:
+    return cli.main(["bench", "--out", str(out), "--target", TARGET, *arguments])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """Record what engines are asked, whose steps take longer by a tenth for each draft."""
+    questions: list[Question] = []
+
+    def steps(asked: dict[str, Any]) -> dict[str, Any]:
+        name, *_ = questions[-1]
+        k = 0 if name == "plain" else int(name.rpartition("=")[2])
+        seconds = 0.02 * (1 + k * asked["concurrency"] / 10)
+        counts = {"draft_tokens": k * asked["concurrency"] * STEPS, "accepted_tokens": 0}
+        return {"steps": STEPS, "step_seconds": seconds, "counts": counts if k else {}}
+
+    monkeypatch.setattr(sides, "EngineProcess", recording_processes(questions, {"steps": steps}))
+    return questions
+
+
+def test_a_ratio_for_each_number_of_requests_and_context(
+    tmp_path: Path, asked: list[Question], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--break-even", "3", "7", "--context", "16", "64", "--concurrency", "1", "8"]
+    assert bench(tmp_path, *options, "--rounds", "2") == 0
+    printed = capsys.readouterr().out
+    heads, *rows = [line.split("  ") for line in printed.splitlines()[1:4]]
+    assert [one.strip() for one in heads if one.strip()] == [
+        "concurrency",
+        "context 16",
+        "context 64",
+    ]
+    for row, ratio in zip(rows, ("1.30 (1.30 - 1.30)", "3.40 (3.40 - 3.40)"), strict=True):
+        assert [one.strip() for one in row if one.strip()][1:] == [ratio, ratio]
+    assert "must bring more than 3.40 tokens a step (1 + accepted drafts) at 8 requests" in printed
+    assert "its own block comes on top" in printed
+    assert f"Written: result.json and result.md in {tmp_path}\n" in printed
+    questions = [arguments for name, _, arguments in of(asked, "steps") if name == "plain"]
+    assert [(one["context"], one["concurrency"]) for one in questions] == [
+        *((16, 1), (16, 8), (64, 1), (64, 8))
+    ] * 3  # and a warm-up round
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(result["measurements"]) == 2 * 3 * 4
+    assert "## K=7: tokens a step must bring" in (tmp_path / "result.md").read_text()
+
+
+@pytest.mark.parametrize("wrong", [{"draft_tokens": 3 * STEPS - 1}, {"accepted_tokens": 1}])
+def test_steps_that_verified_something_else_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong: dict[str, int],
+) -> None:
+    counts = {"draft_tokens": 3 * STEPS, "accepted_tokens": 0} | wrong
+    result = {"steps": STEPS, "step_seconds": 1.0, "counts": counts}
+    monkeypatch.setattr(
+        sides, "EngineProcess", recording_processes([], {"steps": lambda _: result})
+    )
+    assert bench(tmp_path, "--break-even", "3", "--concurrency", "1") == COULD_NOT_RUN
+    assert "cannot be compared" in capsys.readouterr().err
+
+
+def test_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    assert bench(tmp_path, "--break-even", "--context", "2000") == 0
+    (comparison,) = comparisons
+    names = [side.name for side in comparison.record.sides]
+    assert names == ["plain", "verify K=3", "verify K=7", "verify K=15"]
+    assert {side.plugins for side in comparison.record.sides} == {""}
+    arguments = comparison.engines.arguments
+    assert arguments["max_model_len"] == 2000 + 2 * 96 + 15
+    assert "enable_prefix_caching" not in arguments  # prompts of every round are read once
+    assert comparison.workload.concurrency == (1, 4, 16)
+    assert comparison.workload.seconds_of_round == 3 * 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--break-even", "--drafter", "a"], "without a drafter: leave out --drafter."),
+        (["--break-even", "--beside", "ngram"], "without a drafter: leave out --beside."),
+        (["--break-even", "--temperature", "0.7"], "leave out --temperature."),
+        (["--break-even", "--concurrency", "65"], "raise --max-num-seqs"),
+        (["--context", "64"], "--context needs --break-even"),
+    ],
+)
+def test_what_does_not_go_together(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert bench(tmp_path, *arguments) == COULD_NOT_RUN
+    assert message in capsys.readouterr().err
+    assert not comparisons
+
+
+def test_gpus_have_vllms_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    config = verifying_side(7).speculative_config
+    assert config is not None
+    assert config["rejection_sample_method"] == "synthetic"
+    assert config["synthetic_acceptance_rates"] == [0.0] * 7
+
+
+def test_a_target_cannot_write_the_draft() -> None:
+    class Target(torch.nn.Module):
+        def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+            return None if hidden.isnan().any() else hidden.clone()
+
+    class Config:
+        class speculative_config:
+            num_speculative_tokens = 3
+
+    target, proposer = Target(), RejectedDrafts(Config)
+    proposer.load_model(target)
+    logits = target.compute_logits(torch.ones(2, 5))
+    assert logits is not None
+    assert logits[:, DRAFTED].tolist() == [-float("inf")] * 2
+    assert logits[:, 1:].eq(1).all()
+    assert target.compute_logits(torch.tensor([torch.nan])) is None
+    assert proposer.propose([[4], [], [5]], None, slot_mappings=None) == [[0] * 3, [], [0] * 3]
