@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.break_even import verifying_side
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
+from vllm_dflash.tools.bench.step_answers import check_drafts
 from vllm_dflash.tools.console import COULD_NOT_RUN
 
-STEPS = 10
 TARGET = str(DEMO / "target")
 
 
@@ -35,9 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     def steps(asked: dict[str, Any]) -> dict[str, Any]:
         name, *_ = questions[-1]
         k = 0 if name == "plain" else int(name.rpartition("=")[2])
-        seconds = 0.02 * (1 + k * asked["concurrency"] / 10)
-        counts = {"draft_tokens": k * asked["concurrency"] * STEPS, "accepted_tokens": 0}
-        return {"steps": STEPS, "step_seconds": seconds, "counts": counts if k else {}}
+        return {"steps": 10, "step_seconds": 0.02 * (1 + k * asked["concurrency"] / 10)}
 
     monkeypatch.setattr(sides, "EngineProcess", recording_processes(questions, {"steps": steps}))
     return questions
@@ -46,43 +45,33 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 def test_a_ratio_for_each_number_of_requests_and_context(
     tmp_path: Path, asked: list[Question], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--break-even", "3", "7", "--context", "16", "64", "--concurrency", "1", "8"]
+    options = ["--break-even", "7", "3", "--context", "16", "2000", "--concurrency", "1", "8"]
     assert bench(tmp_path, *options, "--rounds", "2") == 0
     printed = capsys.readouterr().out
-    heads, *rows = [line.split("  ") for line in printed.splitlines()[1:4]]
-    assert [one.strip() for one in heads if one.strip()] == [
-        "concurrency",
-        "context 16",
-        "context 64",
-    ]
-    for row, ratio in zip(rows, ("1.30 (1.30 - 1.30)", "3.40 (3.40 - 3.40)"), strict=True):
-        assert [one.strip() for one in row if one.strip()][1:] == [ratio, ratio]
-    assert "must bring more than 3.40 tokens a step (1 + accepted drafts) at 8 requests" in printed
-    assert "its own block comes on top" in printed
+    lines = [re.split(" {2,}", line.strip()) for line in printed.splitlines()]
+    one = ["1", "20.0 ms", "1.30 (1.30 - 1.30)", "1.70 (1.70 - 1.70)"]
+    eight = ["8", "20.0 ms", "3.40 (3.40 - 3.40)", "6.60 (6.60 - 6.60)"]
+    heads = lines.index(["concurrency", "a plain step", "K=3", "K=7"])
+    assert lines[heads + 1 : heads + 3] == [one, eight]
+    assert lines.count(one) == lines.count(eight) == 2
+    assert "context 2,000: tokens a step must bring" in printed
     assert f"Written: result.json and result.md in {tmp_path}\n" in printed
     questions = [arguments for name, _, arguments in of(asked, "steps") if name == "plain"]
     assert [(one["context"], one["concurrency"]) for one in questions] == [
-        *((16, 1), (16, 8), (64, 1), (64, 8))
+        *((16, 1), (16, 8), (2000, 1), (2000, 8))
     ] * 3  # and a warm-up round
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["measurements"]) == 2 * 3 * 4
-    assert "## K=7: tokens a step must bring" in (tmp_path / "result.md").read_text()
+    assert "## context 16: tokens a step must bring" in (tmp_path / "result.md").read_text()
 
 
-@pytest.mark.parametrize("wrong", [{"draft_tokens": 3 * STEPS - 1}, {"accepted_tokens": 1}])
-def test_steps_that_verified_something_else_are_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    wrong: dict[str, int],
-) -> None:
-    counts = {"draft_tokens": 3 * STEPS, "accepted_tokens": 0} | wrong
-    result = {"steps": STEPS, "step_seconds": 1.0, "counts": counts}
-    monkeypatch.setattr(
-        sides, "EngineProcess", recording_processes([], {"steps": lambda _: result})
-    )
-    assert bench(tmp_path, "--break-even", "3", "--concurrency", "1") == COULD_NOT_RUN
-    assert "cannot be compared" in capsys.readouterr().err
+@pytest.mark.parametrize("wrong", [{"draft_tokens": 29.0}, {"accepted_tokens": 1.0}, {}])
+def test_steps_that_verified_something_else_are_refused(wrong: dict[str, float]) -> None:
+    right = {"drafts": 10.0, "draft_tokens": 30.0, "accepted_tokens": 0.0}
+    check_drafts(right, 30)
+    check_drafts({}, 0)  # of an engine that does not draft
+    with pytest.raises(ValueError, match="cannot be compared"):
+        check_drafts(wrong and right | wrong, 30)
 
 
 def test_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
@@ -102,7 +91,7 @@ def test_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
     ("arguments", "message"),
     [
         (["--break-even", "--drafter", "a"], "without a drafter: leave out --drafter."),
-        (["--break-even", "--beside", "ngram"], "without a drafter: leave out --beside."),
+        (["--break-even", "--beside", "ngram", "--quick"], "leave out --beside, --quick."),
         (["--break-even", "--temperature", "0.7"], "leave out --temperature."),
         (["--break-even", "--concurrency", "65"], "raise --max-num-seqs"),
         (["--context", "64"], "--context needs --break-even"),

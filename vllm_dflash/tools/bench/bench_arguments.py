@@ -25,9 +25,8 @@ from vllm_dflash.vllms_own import OWN_KEYS
 
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
-OF_BREAK_EVEN = {"seconds": 2.0, "rounds": 3, "concurrency": [1, 4, 16]}
-BREAK_EVEN = {"break_even": [3, 7, 15], "context": [128, 1024]}
 OF_DATASETS = {"concurrency": [1, 8], "rounds": 2}
+OF_STEPS = {"seconds": 2.0, "rounds": 3, "concurrency": [1, 4, 16], "context": [128, 1024]}
 """Defaults of the arguments with these names."""
 
 
@@ -47,10 +46,6 @@ def set_defaults(parsed: argparse.Namespace, **other: Any) -> None:
     defaults = (QUICK if parsed.quick else FULL) | other
     if parsed.dataset_name is not None:
         defaults |= OF_DATASETS
-    if getattr(parsed, "break_even", None) is not None:
-        defaults |= OF_BREAK_EVEN
-        parsed.break_even = parsed.break_even or BREAK_EVEN["break_even"]
-        parsed.context = parsed.context or BREAK_EVEN["context"]
     for name, value in defaults.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, value)
@@ -138,23 +133,12 @@ def add_windows(load: argparse._ArgumentGroup) -> None:
 def add_break_even(parser: argparse.ArgumentParser) -> None:
     """Add the measurement that needs no drafter."""
     group = parser.add_argument_group("break-even")
-    about = "only measure steps of the target that verify K drafts, beside plain ones: how many"
-    about += " tokens a step must bring on this machine (default K: {})"
-    several: dict[str, Any] = {"type": positive, "metavar": "N"}
-    about = about.format(_words("break_even"))
-    group.add_argument("--break-even", nargs="*", help=about, **several)
-    about = f"tokens of each request before these steps (default: {_words('context')})"
-    group.add_argument("--context", nargs="+", help=about, **several)
-
-
-def _words(name: str) -> str:
-    return " ".join(map(str, BREAK_EVEN[name]))
-
-
-def check_context(parsed: argparse.Namespace) -> None:
-    """Check that contexts are only given for steps. Raises ValueError."""
-    if parsed.context and parsed.break_even is None:
-        raise ValueError("--context needs --break-even.")
+    about = "only time steps of the target that verify K drafts, and plain ones: how many tokens a"
+    about += " step must bring on this machine (default K: 3 7 15; concurrency 1 4 16, 3 rounds,"
+    about += " windows of 2 s that end after --tokens steps)"
+    group.add_argument("--break-even", type=positive, nargs="*", metavar="K", help=about)
+    about = "tokens of each request before these steps (default: 128 1024)"
+    group.add_argument("--context", type=positive, nargs="+", metavar="N", help=about)
 
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:

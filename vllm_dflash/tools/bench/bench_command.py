@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from vllm_dflash.tools.bench.bench_arguments import add_arguments, check_context, set_defaults
+from vllm_dflash.tools.bench.bench_arguments import OF_STEPS, add_arguments, set_defaults
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -43,10 +43,13 @@ def run_bench(parsed: argparse.Namespace) -> int:
     from vllm_dflash.tools.bench.bench_setup import BenchSetup
     from vllm_dflash.tools.bench.break_even import BreakEvenSetup
 
-    check_context(parsed)
+    if parsed.break_even is not None:
+        set_defaults(parsed, **OF_STEPS)
+        return run_and_report(BreakEvenSetup(parsed, progress_on()).comparison())
+    if parsed.context:
+        raise ValueError("--context needs --break-even.")
     set_defaults(parsed)
-    setup = BenchSetup if parsed.break_even is None else BreakEvenSetup
-    return run_and_report(setup(parsed, progress_on()).comparison())
+    return run_and_report(BenchSetup(parsed, progress_on()).comparison())
 
 
 def run_and_report(comparison: Comparison) -> int:
@@ -67,5 +70,5 @@ def run_and_report(comparison: Comparison) -> int:
     finally:
         if record.rounds_complete:
             rounds = f"{record.rounds_complete} of {record.rounds} rounds are complete."
-            print_report(record.tables, [*record.notes, rounds, files])
+            print_report(record.tables, [rounds, files])
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vllm_dflash.tools.bench.bench_plan import Workload
-from vllm_dflash.tools.bench.bench_report import Results, comparison_table
+from vllm_dflash.tools.bench.bench_report import Results
 from vllm_dflash.tools.bench.sides import Side
 from vllm_dflash.tools.tables import Table
 
@@ -59,17 +59,6 @@ class Record:
         return [table for load in results.loads for table in results.tables(load)]
 
     @property
-    def interim(self) -> list[Table]:
-        """Tables to print between rounds."""
-        results = self.results
-        return [comparison_table(results, load) for load in results.loads]
-
-    @property
-    def notes(self) -> list[str]:
-        """What to print below the tables."""
-        return []
-
-    @property
     def plots(self) -> bool:
         """Whether `result.png` is drawn, which needs matplotlib."""
         return self.can_plot and find_spec("matplotlib") is not None
@@ -91,7 +80,6 @@ class Record:
         unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
         unfinished.replace(out / "result.json")
         parts = [self._head(), *(table.markdown() for table in self.tables)]
-        parts += [f"{note}\n" for note in self.notes]
         if self.plots:
             from vllm_dflash.tools.bench.plot import plot_panels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from vllm.platforms import current_platform
 
 from vllm_dflash.tools.bench.bench_plan import CONCURRENCY, Measurement, Workload
 from vllm_dflash.tools.bench.bench_record import Record
-from vllm_dflash.tools.bench.bench_report import Rounds, spread
+from vllm_dflash.tools.bench.bench_report import Results, Rounds, Setting, spread
 from vllm_dflash.tools.bench.bench_setup import BenchSetup, distinct
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
@@ -19,8 +20,8 @@ from vllm_dflash.tools.bench.step_answers import START
 from vllm_dflash.tools.prompts import BUILT_IN, read_prompts
 from vllm_dflash.tools.tables import Table
 
-CONTEXT = "context {:,}"
-"""Name of a load."""
+DRAFT_LENGTHS = [3, 7, 15]
+"""K of the steps, if the user names none."""
 
 
 def verifying_side(k: int) -> Side:
@@ -46,12 +47,14 @@ class StepsWorkload(Workload):
         """Approximate seconds per round on one engine, without those that read prompts."""
         return len(self.contexts) * len(self.concurrency) * self.seconds
 
-    def plan_round(self, prompts: Any, round_number: int) -> list[Measurement]:
+    def plan_round(
+        self, prompts: Mapping[str, Sequence[str]], round_number: int
+    ) -> list[Measurement]:
         """Plan a round; all are equal. `prompts`: see `Workload.plan_round`."""
         asked = {"prompts": prompts[""], "tokens": self.tokens, "seconds": self.seconds}
         return [
             Measurement(
-                CONTEXT.format(context),
+                f"context {context:,}",
                 count,
                 "steps",
                 asked | {"context": context, "concurrency": count},
@@ -61,85 +64,61 @@ class StepsWorkload(Workload):
         ]
 
 
+class BreakEvenResults(Results):
+    """Times of steps."""
+
+    def tables(self, load: str) -> list[Table]:
+        """Make all tables of a load."""
+        return [self.interim_table(load)]
+
+    def interim_table(self, load: str) -> Table:
+        """Make the table of a context, by number of requests and K."""
+        sides = self.of_kind("beside")
+        rows = []
+        for count in self.settings(load):
+            plain = 1000 * np.median(self.rounds(load, count, PLAIN, "step_seconds"))
+            ratios = [spread(self.break_even(load, count, side)) for side in sides]
+            rows.append([str(count), f"{plain:.1f} ms", *ratios])
+        title = f"{load}: tokens a step must bring (1 + accepted drafts), without the drafter's own"
+        title += " time; median of rounds (min - max)"
+        heads = [CONCURRENCY, "a plain step", *(side.draft_length for side in sides)]
+        return Table(title, heads, rows)
+
+    def break_even(self, load: str, count: Setting, side: Side) -> Rounds:
+        """Return the time of a side's step / that of a plain step, [rounds]."""
+        verified, plain = (
+            self.rounds(load, count, name, "step_seconds") for name in (side.name, PLAIN)
+        )
+        return verified / plain
+
+
 @dataclass
 class BreakEvenRecord(Record):
     """The record of a comparison of steps."""
 
     can_plot = False
 
-    def break_even(self, side: str, load: str, count: Any) -> Rounds:
-        """Return tokens a step must bring: its time / that of a plain step, [rounds]."""
-        verified, plain = (
-            self.results.rounds(load, count, name, "step_seconds") for name in (side, PLAIN)
-        )
-        return verified / plain
-
     @property
-    def tables(self) -> list[Table]:
-        """Tables of `result.md`: one for each K."""
-        return [self._table(side) for side in self.results.of_kind("beside")]
-
-    @property
-    def interim(self) -> list[Table]:
-        """Tables to print between rounds."""
-        return self.tables
-
-    @property
-    def notes(self) -> list[str]:
-        """A sentence that says how to read the tables."""
-        side, load = self.results.of_kind("beside")[0], self.results.loads[0]
-        count = self.results.settings(load)[-1]
-        tokens = np.median(self.break_even(side.name, load, count))
-        return [
-            f"{side.draft_length}: a drafter whose block costs nothing must bring more than"
-            f" {tokens:.2f} tokens a step (1 + accepted drafts) at {count} requests, {load};"
-            " its own block comes on top."
-        ]
-
-    def _table(self, side: Side) -> Table:
-        results, name = self.results, side.name
-        rows = [
-            [str(count), *(spread(self.break_even(name, load, count)) for load in results.loads)]
-            for count in results.settings(results.loads[0])
-        ]
-        title = f"{side.draft_length}: tokens a step must bring, median of rounds (min - max)"
-        return Table(title, [CONCURRENCY, *results.loads], rows)
-
-
-class BreakEvenComparison(Comparison):
-    """Times steps, and checks that they were what they are called."""
-
-    def _ask(self, side: Side, measurement: Measurement) -> dict[str, Any]:
-        found = super()._ask(side, measurement)
-        if side.draft_tokens is not None:
-            check_counts(found["result"], side.draft_tokens, measurement.arguments["concurrency"])
-        return found
-
-
-def check_counts(result: dict[str, Any], k: int, requests: int) -> None:
-    """Check that each request verified K drafts in each step, and accepted none.
-
-    Raises:
-        ValueError: it is otherwise, so the times would say nothing.
-    """
-    counts, all_drafts = result["counts"], k * requests * result["steps"]
-    if counts["draft_tokens"] != all_drafts or counts["accepted_tokens"]:
-        raise ValueError(
-            f"vLLM verified {counts['draft_tokens']:.0f} drafts of {all_drafts} and accepted"
-            f" {counts['accepted_tokens']:.0f}, so these steps cannot be compared: raise"
-            " --max-model-len, or lower --concurrency or K."
-        )
+    def results(self) -> Results:
+        """Results of complete rounds."""
+        return BreakEvenResults(self.sides, self.measurements)
 
 
 class BreakEvenSetup(BenchSetup):
     """Builds the comparison of steps."""
 
-    record_class, comparison_class = BreakEvenRecord, BreakEvenComparison
+    record_class = BreakEvenRecord
 
     def choose_workload(self) -> StepsWorkload:
         """Make the workload."""
-        common = {**vars(super().choose_workload()), "loads": (), "files": ("",)}
-        return StepsWorkload(**common, contexts=distinct(self.parsed.context))
+        parsed = self.parsed
+        return StepsWorkload(
+            loads=(),
+            concurrency=distinct(parsed.concurrency),
+            tokens=parsed.tokens,
+            seconds=parsed.seconds,
+            contexts=distinct(parsed.context),
+        )
 
     def check(self) -> None:
         """Check that the arguments go together."""
@@ -150,17 +129,23 @@ class BreakEvenSetup(BenchSetup):
             "--beside": parsed.beside,
             "--dataset-name": parsed.dataset_name,
             "--temperature": any(parsed.temperature),
+            "--quick": parsed.quick,
         }
         if wrong := [name for name, value in given.items() if value]:
             raise ValueError(
-                f"--break-even measures without a drafter: leave out {', '.join(wrong)}."
+                f"--break-even only times steps, without a drafter: leave out {', '.join(wrong)}."
             )
+
+    @property
+    def draft_lengths(self) -> list[int]:
+        """K of each engine that verifies drafts."""
+        return sorted({*(self.parsed.break_even or DRAFT_LENGTHS)})
 
     @property
     def max_model_len(self) -> int:
         """Room for the longest context, twice the steps, and K."""
         parsed = self.parsed
-        needed = max(parsed.context) + 2 * parsed.tokens + max(parsed.break_even)
+        needed = max(parsed.context) + 2 * parsed.tokens + self.draft_lengths[-1]
         return max(parsed.max_model_len, needed)
 
     def engine_arguments(self, target: str) -> dict[str, Any]:
@@ -177,8 +162,7 @@ class BreakEvenSetup(BenchSetup):
         """Build the comparison."""
         parsed = self.parsed
         texts = [text for file in parsed.prompts or [BUILT_IN] for text in read_prompts(file)]
-        sides = [Side(PLAIN, "plain", NO_PLUGIN, None)]
-        sides += [verifying_side(k) for k in sorted({*parsed.break_even})]
+        sides = [Side(PLAIN, "plain", NO_PLUGIN, None), *map(verifying_side, self.draft_lengths)]
         parsed.out.mkdir(parents=True, exist_ok=True)
         target = parsed.target or self.choose_pair().target
         return self.build(sides, target, target, {"": texts})

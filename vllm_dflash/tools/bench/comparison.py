@@ -59,8 +59,9 @@ class Comparison:
                 self.record.finish_round([{"round": number, **one} for one in found])
                 self.record.write(self.out)
                 if number + 1 < rounds:  # the report follows the last round
-                    for table in self.record.interim:
-                        self.progress.say(table.plain())
+                    results = self.record.results
+                    for load in results.loads:
+                        self.progress.say(results.interim_table(load).plain())
             self._finish()
 
     def announcement(self) -> str:

@@ -12,6 +12,10 @@ DOES_NOT_FIT = (
     "the engine does not hold all requests: {served} of {all} decode in a step. Lower --concurrency"
     " or --context, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or --kv-cache-memory-bytes."
 )
+WRONG_DRAFTS = (
+    "vLLM verified {draft_tokens:.0f} drafts of {all} and accepted {accepted_tokens:.0f}, so these"
+    " steps cannot be compared: raise --max-model-len, or lower --concurrency or K."
+)
 
 
 class StepAnswers(EngineAnswers):
@@ -20,21 +24,24 @@ class StepAnswers(EngineAnswers):
     def steps(
         self, prompts: list[str], context: int, concurrency: int, tokens: int, seconds: float
     ) -> dict[str, Any]:
-        """Time steps in which all requests decode, and add the increase of `counts`.
+        """Time steps in which all requests decode.
 
         At most `tokens` steps, and no new one after `seconds`. Each request has its own prompt of
-        `context` tokens, cut from all `prompts`, whose first token no other request has.
+        `context` tokens, cut from all `prompts`, whose first token no other request has. Needs an
+        engine with statistics.
 
         Raises:
-            ValueError: the engine did not run all requests in each of these steps.
+            ValueError: not all requests ran in each of these steps, or not all drafts were verified
+                and rejected.
         """
         words = [token for text in self.encode(prompts) for token in text]
         names = [str(number) for number in range(concurrency)]
-        for name in names:
-            first = int(name) * context % len(words)
+        room = self._engine.model_config.max_model_len - context
+        for number, name in enumerate(names):
+            first = number * context % len(words)
             turned = words[first:] + words[:first]
             prompt = (turned * -(-context // len(words)))[:context]
-            self.add(name, [int(name) + 1, *prompt[1:]], self._room - context, ignore_eos=True)
+            self.add(name, [number + 1, *prompt[1:]], room, ignore_eos=True)
         silent = set(names)
         while silent:
             silent -= {output.request_id for output in self.step()}
@@ -46,9 +53,17 @@ class StepAnswers(EngineAnswers):
                 raise ValueError(DOES_NOT_FIT.format(served=len(outputs), all=concurrency))
         took, after = self.now() - opened, self.counts()
         self.abort(names)
-        counts = {name: after[name] - before[name] for name in after}
-        return {"steps": count, "step_seconds": took / count, "counts": counts}
+        k = self._engine.vllm_config.num_speculative_tokens
+        check_drafts({name: after[name] - before[name] for name in after}, k * concurrency * count)
+        return {"steps": count, "step_seconds": took / count}
 
-    @property
-    def _room(self) -> int:
-        return self._engine.model_config.max_model_len
+
+def check_drafts(counts: dict[str, float], expected: int) -> None:
+    """Check that all expected drafts were verified, and none accepted.
+
+    Raises:
+        ValueError: it is otherwise, so the times would say nothing.
+    """
+    found = {"draft_tokens": 0.0, "accepted_tokens": 0.0, **counts}
+    if found["draft_tokens"] != expected or found["accepted_tokens"]:
+        raise ValueError(WRONG_DRAFTS.format(all=expected, **found))
