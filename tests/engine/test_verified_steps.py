@@ -21,7 +21,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepAnswers]:
     side, logs = verifying_side(K), tmp_path_factory.mktemp("logs")
     arguments: dict[str, Any] = {"model": str(TARGET), "dtype": "float32", "enforce_eager": True}
     arguments |= {"max_model_len": 400, "disable_log_stats": False, "block_size": 32}
-    arguments["kv_cache_memory_bytes"] = 4 << 20  # 340 tokens or so
+    arguments["kv_cache_memory_bytes"] = 4 << 20  # 672 tokens
     with side.start(logs, start=START, **arguments) as process:
         yield cast("StepAnswers", process.answers)
 

@@ -74,7 +74,9 @@ def test_steps_that_verified_something_else_are_refused(wrong: dict[str, float])
         check_drafts(wrong and right | wrong, 30)
 
 
-def test_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
+def test_defaults(
+    tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench(tmp_path, "--break-even", "--context", "2000") == 0
     (comparison,) = comparisons
     names = [side.name for side in comparison.record.sides]
@@ -82,6 +84,7 @@ def test_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
     assert {side.plugins for side in comparison.record.sides} == {""}
     arguments = comparison.engines.arguments
     assert arguments["max_model_len"] == 2000 + 2 * 96 + 15
+    assert "room for 2,207 tokens: the longest --context" in capsys.readouterr().err
     assert "enable_prefix_caching" not in arguments  # prompts of every round are read once
     assert comparison.workload.concurrency == (1, 4, 16)
     assert comparison.workload.seconds_of_round == 3 * 2.0

@@ -161,6 +161,10 @@ class BreakEvenSetup(BenchSetup):
     def comparison(self) -> Comparison:
         """Build the comparison."""
         parsed = self.parsed
+        room = f"requests have room for {self.max_model_len:,} tokens"
+        self.progress.say(
+            f"{room}: the longest --context, --tokens twice, and K, or --max-model-len"
+        )
         texts = [text for file in parsed.prompts or [BUILT_IN] for text in read_prompts(file)]
         sides = [Side(PLAIN, "plain", NO_PLUGIN, None), *map(verifying_side, self.draft_lengths)]
         parsed.out.mkdir(parents=True, exist_ok=True)

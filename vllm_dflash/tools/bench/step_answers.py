@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "vllm_dflash.tools.bench.step_answers:StepAnswers.start"
@@ -24,7 +26,7 @@ class StepAnswers(EngineAnswers):
     def steps(
         self, prompts: list[str], context: int, concurrency: int, tokens: int, seconds: float
     ) -> dict[str, Any]:
-        """Time steps in which all requests decode.
+        """Time steps in which all requests decode; the median counts.
 
         At most `tokens` steps, and no new one after `seconds`. Each request has its own prompt of
         `context` tokens, cut from all `prompts`, whose first token no other request has. Needs an
@@ -45,17 +47,17 @@ class StepAnswers(EngineAnswers):
         silent = set(names)
         while silent:
             silent -= {output.request_id for output in self.step()}
-        before, opened, count = self.counts(), self.now(), 0
-        while count < tokens and (count == 0 or self.now() - opened < seconds):
-            outputs = self.step()
-            count += bool(outputs)
-            if outputs and len(outputs) < concurrency:
-                raise ValueError(DOES_NOT_FIT.format(served=len(outputs), all=concurrency))
-        took, after = self.now() - opened, self.counts()
+        before, ends = self.counts(), [self.now()]
+        while len(ends) <= tokens and ends[-1] - ends[0] < seconds:
+            if outputs := self.step():
+                ends.append(self.now())
+                if len(outputs) < concurrency:
+                    raise ValueError(DOES_NOT_FIT.format(served=len(outputs), all=concurrency))
+        after, times = self.counts(), np.diff(ends)
         self.abort(names)
-        k = self._engine.vllm_config.num_speculative_tokens
-        check_drafts({name: after[name] - before[name] for name in after}, k * concurrency * count)
-        return {"steps": count, "step_seconds": took / count}
+        drafts = self._engine.vllm_config.num_speculative_tokens * concurrency * len(times)
+        check_drafts({name: after[name] - before[name] for name in after}, drafts)
+        return {"steps": len(times), "step_seconds": float(np.median(times))}
 
 
 def check_drafts(counts: dict[str, float], expected: int) -> None:
