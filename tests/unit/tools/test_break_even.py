@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from vllm_dflash.tools.bench import sides
 from vllm_dflash.tools.bench.break_even import verifying_side
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
-from vllm_dflash.tools.bench.step_answers import check_drafts
+from vllm_dflash.tools.bench.step_answers import StepAnswers, check_drafts
 from vllm_dflash.tools.console import COULD_NOT_RUN
+from vllm_dflash.tools.stepped_engine import Output
 
 TARGET = str(DEMO / "target")
 
@@ -72,6 +74,39 @@ def test_steps_that_verified_something_else_are_refused(wrong: dict[str, float])
     check_drafts({}, 0)  # of an engine that does not draft
     with pytest.raises(ValueError, match="cannot be compared"):
         check_drafts(wrong and right | wrong, 30)
+
+
+class OneWaits(StepAnswers):
+    """An engine whose second request is served once, and then waits."""
+
+    def __init__(self) -> None:
+        config = SimpleNamespace(max_model_len=64, num_speculative_tokens=0)
+        engine: Any = SimpleNamespace(model_config=config, vllm_config=config)
+        super().__init__(engine)
+        self.prompts: list[list[int]] = []
+        self.served = "01"
+
+    def encode(self, *_: Any) -> list[list[int]]:
+        return [[5, 6, 7]]
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def add(self, request_id: str, prompt: Any, max_tokens: int, **_: Any) -> None:
+        assert max_tokens == 64 - len(prompt)
+        self.prompts.append(prompt)
+
+    def step(self) -> list[Output]:
+        served, self.served = self.served, "0"
+        return [Output(request_id, [8], finished=False) for request_id in served]
+
+
+def test_requests_that_wait_are_refused() -> None:
+    """Steps of the others are faster than steps of all."""
+    engine = OneWaits()
+    with pytest.raises(ValueError, match="1 of 2 decode"):
+        engine.steps(["some text"], context=4, concurrency=2, tokens=9, seconds=60.0)
+    assert engine.prompts == [[1, 6, 7, 5], [2, 7, 5, 6]]
 
 
 def test_defaults(
