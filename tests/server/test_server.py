@@ -30,7 +30,8 @@ def dflash(drafter: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log, TARGET, "--max-num-seqs=16", *dflash(DRAFTER)) as ready:
+    arguments = "--max-num-seqs=16", "--per-request-spec-decode-metrics=detailed"
+    with serving(log, TARGET, *arguments, *dflash(DRAFTER)) as ready:
         yield ready
 
 
@@ -119,6 +120,39 @@ def test_a_request_limits_its_drafts(server: Server) -> None:
         message = refused.json()["error"]["message"]
         assert next(iter(option)) in message
         assert "an integer, 0 or more" in message
+
+
+def test_an_answer_says_what_became_of_its_drafts(server: Server) -> None:
+    """vLLM's figures of each request: on V1 they add up to those of `/metrics`."""
+    names = [f"vllm:spec_decode_num_{kind}_tokens_total" for kind in ("draft", "accepted")]
+    prompts = itertools.cycle(held_out_prompts(40))
+
+    def both() -> tuple[float, ...]:
+        return tuple(map(server.metric, names))
+
+    def answer(prompt: str, **options: Any) -> dict[str, Any]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0}
+        url = f"{server.url}/v1/completions"
+        response = httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60).json()
+        found: dict[str, Any] = response["metrics"]["speculative_decoding"]
+        return found
+
+    def some_are_accepted() -> bool:
+        before = both()
+        found = answer(next(prompts))
+        counts = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
+        expected = before[0] + counts[0], before[1] + counts[1]
+        wait_until(lambda: both() == expected, f"{counts} drafted and accepted in /metrics")
+        assert sum(found["per_step_drafted"] or []) == found["num_draft_tokens"]
+        assert sum(found["per_step_accepted"] or []) == found["num_accepted_draft_tokens"]
+        assert sum(found["acceptance_histogram"]) == found["num_spec_steps"]
+        return found["num_accepted_draft_tokens"] > 0
+
+    wait_until(some_are_accepted, "an answer of which drafts are accepted")
+    plain = answer(next(prompts), **{"dflash.max_drafts": 0})
+    assert (plain["num_spec_steps"], plain["num_draft_tokens"]) == (0, 0)
+    limited = [answer(next(prompts), **{"dflash.max_drafts": 2}) for _ in range(4)]
+    assert all(count <= 2 for one in limited for count in one["per_step_drafted"] or [])
 
 
 def test_scored_tokens_beside_a_text_that_is_drafted(server: Server) -> None:

@@ -196,30 +196,34 @@ def test_one_message_for_several() -> None:
     assert merge(None, None) is None
 
 
-def text_by_token(length: int, stop: list[str]) -> list[str]:
-    """What a parser gets with each token, if so many arrive at once and `stop` is asked for."""
+def text_by_token(cut: list[int], stop: list[str]) -> list[str]:
+    """What a parser gets with each token, if `stop` is asked for. `cut`: tokens that arrive first,
+    and each later time."""
     answer = Conversation("It rains in 東京 today, and it is cold.", "hermes")
     params = SamplingParams(stop=stop)
     request: Any = SimpleNamespace(sampling_params=params, prompt_token_ids=[1], request_id="")
     reader = IncrementalDetokenizer.from_new_request(answer.tokenizer, request)
-    split = StreamedText(answer.parser(), answer.request, [1]).split
-    found = []
-    for start in range(0, len(answer.tokens), length):
-        ids = answer.tokens[start : start + length]
-        ends = start + length >= len(answer.tokens)
-        reader.update(ids, ends)
-        pieces = split(reader.get_next_output_text(ends, delta=True), ids, ends)
+    asked = answer.request.model_copy(update={"stop": stop})
+    split = StreamedText(answer.parser(), asked, [1]).split
+    found: list[str] = []
+    left = answer.tokens
+    while left:
+        length = cut[bool(found)]
+        ids, left = left[:length], left[length:]
+        reader.update(ids, not left)
+        pieces = split(reader.get_next_output_text(not left, delta=True), ids, not left)
         assert pieces == [*zip([text for text, _ in pieces], [[one] for one in ids], strict=True)]
         found += [text for text, _ in pieces]
     assert "".join(found) == answer.text
     return found
 
 
-@pytest.mark.parametrize("stop", [[], ["is never seen"]])
+@pytest.mark.parametrize("stop", [[], ["is never seen"], ["never", "seen"]])
 def test_texts_of_tokens(stop: list[str]) -> None:
     """Also if a character has several tokens, and if vLLM holds text back for stop strings."""
-    plain = text_by_token(1, stop)
-    assert [text_by_token(length, stop) for length in range(2, 9)] == [plain] * 7
+    plain = text_by_token([1, 1], stop)
+    cuts = [[first, length] for first in range(1, 9) for length in (2, 3, 8, 40)]
+    assert [text_by_token(cut, stop) for cut in cuts] == [plain] * len(cuts)
 
 
 def test_other_text_is_handed_over_as_it_is() -> None:

@@ -103,7 +103,10 @@ class StreamedText:
             ),
         )
         self.received = 0  # characters
-        self.held_back = 0  # characters that vLLM keeps for stop strings until the end
+        stop = [request.stop] if isinstance(request.stop, str) else request.stop or [""]
+        includes_stop = getattr(request, "include_stop_str_in_output", False)
+        # Characters that vLLM keeps until the end, because they may begin a stop string.
+        self.held_back = 0 if includes_stop else max(0, max(map(len, stop)) - 1)
 
     def split(self, text: str, tokens: list[int], finished: bool) -> list[tuple[str, list[int]]]:
         """Text and token of each token; one piece, if the text is not what these tokens say."""
@@ -117,8 +120,6 @@ class StreamedText:
         start, self.received = self.received, self.received + len(text)
         if len(tokens) < 2 or reader.output_text[start : self.received] != text:
             return [(text, tokens)]
-        if not finished:
-            self.held_back = ends[-1] - self.received
         cuts = [min(max(end - self.held_back - start, 0), len(text)) for end in ends[:-1]]
         pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
         return [(piece, [token]) for piece, token in zip(pieces, tokens, strict=True)]

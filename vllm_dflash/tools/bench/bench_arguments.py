@@ -26,6 +26,7 @@ from vllm_dflash.vllms_own import OWN_KEYS
 FULL: dict[str, Any] = {"seconds": 6.0, "rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32]}
 QUICK = FULL | {"seconds": 1.5, "rounds": 2, "concurrency": [1, 4, 16]}
 OF_DATASETS = {"concurrency": [1, 8], "rounds": 2}
+OF_STEPS = {"seconds": 2.0, "rounds": 3, "concurrency": [1, 4, 16], "context": [128, 1024]}
 """Defaults of the arguments with these names."""
 
 
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measurements = parser.add_argument_group("measurements")
     add_dataset(measurements, measurements)
     add_windows(measurements)
+    add_break_even(parser)
     add_out(parser, "out/bench")
 
 
@@ -126,6 +128,17 @@ def add_windows(load: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="use faster defaults: windows of 1.5 s, 2 rounds, concurrency 1 4 16",
     )
+
+
+def add_break_even(parser: argparse.ArgumentParser) -> None:
+    """Add the measurement that needs no drafter."""
+    group = parser.add_argument_group("break-even")
+    about = "only time steps of the target that verify K drafts, and plain ones: how many tokens a"
+    about += " step must bring on this machine (default K: 3 7 15; concurrency 1 4 16, 3 rounds,"
+    about += " windows of 2 s that end after --tokens steps)"
+    group.add_argument("--break-even", type=positive, nargs="*", metavar="K", help=about)
+    about = "tokens of each request before these steps (default: 128 1024)"
+    group.add_argument("--context", type=positive, nargs="+", metavar="N", help=about)
 
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from vllm_dflash.tools.bench.bench_arguments import add_arguments, set_defaults
+from vllm_dflash.tools.bench.bench_arguments import OF_STEPS, add_arguments, set_defaults
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -20,6 +19,7 @@ EPILOG = """examples:
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
       --prompts code.jsonl chat.jsonl --temperature 0 0.7
   vllm-dflash bench --native-k 3 7 --beside blocks ngram '{{"draft_tree": "auto"}}' --rounds 9
+  vllm-dflash bench --break-even 3 7 --target Qwen/Qwen3-8B
   vllm-dflash bench --dataset-name spec_bench --dataset-path question.jsonl --native-k 3
 
 exit code: 0 success, {failed} could not run, {interrupted} or 143 interrupted"""
@@ -41,7 +41,13 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
     from vllm_dflash.tools.bench.bench_setup import BenchSetup
+    from vllm_dflash.tools.bench.break_even import BreakEvenSetup
 
+    if parsed.break_even is not None:
+        set_defaults(parsed, **OF_STEPS)
+        return run_and_report(BreakEvenSetup(parsed, progress_on()).comparison())
+    if parsed.context:
+        raise ValueError("--context needs --break-even.")
     set_defaults(parsed)
     return run_and_report(BenchSetup(parsed, progress_on()).comparison())
 
@@ -51,16 +57,17 @@ def run_and_report(comparison: Comparison) -> int:
     from vllm_dflash.tools.bench.bench_record import NotWrittenError
 
     out = comparison.out
+    record = comparison.record
     files = f"Written: result.json, result.md and result.png in {out}"
-    if find_spec("matplotlib") is None:
-        files = f"Written: result.json and result.md in {out} (pip install matplotlib for a plot)"
+    if not record.plots:
+        hint = " (pip install matplotlib for a plot)" * record.can_plot
+        files = f"Written: result.json and result.md in {out}{hint}"
     try:
         comparison.run()
     except NotWrittenError:
         files = f"NOT all written to {out}: these tables are all there is."
         raise
     finally:
-        record = comparison.record
         if record.rounds_complete:
             rounds = f"{record.rounds_complete} of {record.rounds} rounds are complete."
             print_report(record.tables, [rounds, files])

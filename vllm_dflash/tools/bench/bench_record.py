@@ -10,7 +10,7 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm_dflash.tools.bench.bench_plan import Workload
 from vllm_dflash.tools.bench.bench_report import Results
@@ -28,6 +28,8 @@ class NotWrittenError(OSError):
 class Record:
     """Everything that goes into `result.json`."""
 
+    can_plot: ClassVar[bool] = True
+    """Whether there is a plot of such results."""
     about: dict[str, Any]
     """Command line, pair, workload, versions, machine, calibration."""
     sides: list[Side]
@@ -56,6 +58,11 @@ class Record:
         results = self.results
         return [table for load in results.loads for table in results.tables(load)]
 
+    @property
+    def plots(self) -> bool:
+        """Whether `result.png` is drawn, which needs matplotlib."""
+        return self.can_plot and find_spec("matplotlib") is not None
+
     def write(self, out: Path) -> None:
         """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder.
 
@@ -73,7 +80,7 @@ class Record:
         unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
         unfinished.replace(out / "result.json")
         parts = [self._head(), *(table.markdown() for table in self.tables)]
-        if find_spec("matplotlib") is not None:
+        if self.plots:
             from vllm_dflash.tools.bench.plot import plot_panels
 
             plot_panels([(self.results, load) for load in self.results.loads], out / "result.png")

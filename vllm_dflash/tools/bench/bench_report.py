@@ -51,6 +51,10 @@ class Results:
             tables += [categories_table(self, load, one) for one in self.settings(load)]
         return tables
 
+    def interim_table(self, load: str) -> Table:
+        """Make the table of a load to print between rounds."""
+        return comparison_table(self, load)
+
     @property
     def loads(self) -> list[str]:
         """Measured loads, in order."""

@@ -12,12 +12,12 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.bench.bench_datasets import given_dataset
+from vllm_dflash.tools.bench.bench_datasets import Dataset, given_dataset
 from vllm_dflash.tools.bench.bench_pair import Pair, given_pair, widened_demo
 from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
-from vllm_dflash.tools.bench.sides import SideEngines, make_sides
+from vllm_dflash.tools.bench.sides import Side, SideEngines, make_sides
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
@@ -118,21 +118,33 @@ class BenchSetup:
             progress.say("vLLM's own DFlash is left out: it does not support this drafter on CPUs")
             native_k = []
         sides = make_sides(pair.drafter, native_k, distinct(parsed.beside))
-        engine = self.engine_arguments(pair.target)
+        return self.build(sides, pair.target, pair.name, prompts, dataset)
+
+    def build(
+        self,
+        sides: list[Side],
+        target: str,
+        name: str,
+        prompts: dict[str, list[str]],
+        dataset: Dataset | None = None,
+    ) -> Comparison:
+        """Build the comparison of these sides. `name`: what runs, for reports."""
+        parsed = self.parsed
+        engine = self.engine_arguments(target)
         at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
         if current_platform.is_cuda():
             share = parsed.gpu_memory_utilization / (len(sides) + self.more_engines)
             engine["gpu_memory_utilization"] = share
             if parsed.kv_cache_memory_bytes is None:
                 at_once = 1  # an engine measures free memory while it starts
-        about = describe([*self.program, *sys.argv[1:]], pair.name, engine, self.workload)
+        about = describe([*self.program, *sys.argv[1:]], name, engine, self.workload)
         return self.comparison_class(
             self.record_class(about, sides, parsed.rounds),
             self.workload,
             prompts,
             SideEngines(engine | self.process_arguments(), at_once, parsed.out / "logs"),
             parsed.out,
-            progress,
+            self.progress,
             warmup_rounds=parsed.warmup_rounds,
             dataset=dataset,
         )

@@ -11,7 +11,6 @@ from typing import Any
 from vllm_dflash.tools.bench.bench_datasets import Asked, Dataset
 from vllm_dflash.tools.bench.bench_plan import Measurement, Workload
 from vllm_dflash.tools.bench.bench_record import Record
-from vllm_dflash.tools.bench.bench_report import comparison_table
 from vllm_dflash.tools.bench.sides import PLAIN, PLUGIN, Side, SideEngines
 from vllm_dflash.tools.engine_answers import Facts
 from vllm_dflash.tools.progress import Progress
@@ -62,7 +61,7 @@ class Comparison:
                 if number + 1 < rounds:  # the report follows the last round
                     results = self.record.results
                     for load in results.loads:
-                        self.progress.say(comparison_table(results, load).plain())
+                        self.progress.say(results.interim_table(load).plain())
             self._finish()
 
     def announcement(self) -> str:
