@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("shared", "v1", "v2", "decisions_v2", "trees", "tree_kernels")
+NAMES = ("shared", "v1", "v2", "decisions_v2", "trees", "tree_kernels", "gpu_arithmetic")
 FRESH = ("fresh_planning_v1", "fresh_v2_tools", "fresh_second")
 """Planted without having read the tests."""
 LISTS = tuple(HERE / f"{name}.toml" for name in NAMES + FRESH)

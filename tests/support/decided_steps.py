@@ -68,7 +68,8 @@ class World:
 
     def verify(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sample tokens, some of them drafted or predicted; return counts, sampled and rejected."""
-        sampled, rejected = np.zeros((2, len(batch)), np.int32)
+        # Not rows of one array: their alignment would depend on the batch.
+        sampled, rejected = (np.zeros(len(batch), np.int32) for _ in range(2))
         for request, slot in enumerate(batch):
             if self.random.random() < 0.2:
                 continue  # in its prompt

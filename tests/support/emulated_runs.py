@@ -19,6 +19,7 @@ from vllm import LLM
 from emulated import places, races, torch_cuda
 from support import importing_support
 from support.engines import engine, runner_of, with_fixed_costs
+from support.kernel_variants import compiled
 from support.schedules import GRAPHS, ON_GPU, SCENARIOS, SCHEDULES, SIZES, outcome_of
 from vllm_dflash.engine.worker import DraftingWorker
 
@@ -51,22 +52,27 @@ def watched(
     schedule: str, *, has_graphs: bool, is_async: bool = True, **settings: Any
 ) -> Iterator[LLM]:
     """Start an engine and watch its steps; check at the end that the host has waited only for
-    outputs, no stream has missed a wait, and no buffer has moved."""
+    outputs, no stream has missed a wait, no buffer has moved, and no kernel had to be compiled.
+    (Without graphs, vLLM does not warm up: its `enable_jit_warmup`.)"""
     device = torch_cuda.device()
     settings = {**SIZES, **ON_GPU, **(GRAPHS if has_graphs else {}), **settings}
     with (
         races.found() as missing,
         waits_of_steps() as waited,
+        compiled() as variants,
         with_fixed_costs(),
         engine(async_scheduling=is_async, **settings) as llm,
     ):
         core = llm.llm_engine.engine_core.engine_core
         assert core.async_scheduling == is_async
+        warms_up = core.vllm_config.kernel_config.enable_jit_warmup
+        assert warms_up == has_graphs
         assert bool(runner_of(llm).cudagraph_manager.graphs) == has_graphs
         SCHEDULES[schedule](llm)
         races.forget()  # outputs of a warm-up are freed while they are copied; they are not read
         device.forget_counts()
         waited.clear()
+        at_start = frozenset(variants)
         try:
             yield llm
         finally:
@@ -75,6 +81,8 @@ def watched(
         if "speculative_config" in settings:
             (stats,) = llm.collective_rpc("dflash_stats")
             assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
+    if warms_up:
+        assert variants == at_start, sorted(variants - at_start)
     assert missing == {}, missing
     assert waits == {}, waits
     assert waited == {}, waited

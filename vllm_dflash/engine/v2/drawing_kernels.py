@@ -54,7 +54,8 @@ def _draw(  # type: ignore[no-untyped-def]
         APPLY_TEMPERATURE=False,
     )
     tl.store(values + each * num_tiles + tile, value)
-    tl.store(tokens + each * num_tiles + tile, tile * TILE + index)
+    # Where all logits are NaN, the -inf behind them may win.
+    tl.store(tokens + each * num_tiles + tile, tl.minimum(tile * TILE + index, V - 1))
 
 
 @triton.jit(

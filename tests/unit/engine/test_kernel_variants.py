@@ -1,0 +1,119 @@
+"""No batch needs a kernel that warm-up did not compile; in Triton's interpreter.
+
+Engines are watched for this as well (`support.emulated_runs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+import torch
+
+from support.decided_steps import World
+from support.drawn_tokens import Case, Step
+from support.kernel_variants import Variant, compiled
+from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.drawing_kernels import Verified
+from vllm_dflash.engine.v2.text_look_up import TextLookUp
+from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
+from vllm_dflash.engine.v2.trees.tree_walk import walk
+
+pytestmark = pytest.mark.v2
+COUNTS = (2, 3, 15, 16, 17)
+
+
+def verify(count: int) -> None:
+    """Verify a batch, and a part of a larger one, whose rows begin anywhere."""
+    for dtype in (torch.float32, torch.bfloat16):
+        step = Step(Case(count, 3, 9), count, dtype)
+        step.verify()
+        step.verify(gathered=True)
+        at, of = (2, int(step.ends[2])) if count > 2 else (0, 0)
+        row_slots, tokens, positions = (
+            each[of:]
+            for each in step.there(
+                step.row_slots, step.tokens[step.rows], step.positions[step.rows]
+            )
+        )
+        ends, slots = step.there(step.ends - of, step.slots)
+        logits = step.logits[of:]
+        step.verifier().verify(logits, row_slots, tokens, positions, ends[at:].clone(), slots[at:])
+
+
+def decide(count: int) -> None:
+    world = World(20, 7, seed=count)
+    for has_block in (True, False):
+        world.step(count, has_block=has_block, has_text=True)
+
+
+def find(count: int) -> None:
+    """Several drafts a request; K of its confidences are 28 bytes."""
+    logits, confidence = torch.randn(7 * count, 5000), torch.zeros(7 * 20)[: 7 * count]
+    find_likeliest(logits, torch.zeros(7 * count, dtype=torch.int64), confidence)
+    tokens, shares = torch.zeros(7 * count, 8, dtype=torch.int64), torch.zeros(7 * count, 8)
+    find_likeliest(logits, tokens, confidence, shares)
+
+
+def walk_along(count: int) -> None:
+    """Walk in a part of a batch; no request has a tree."""
+    start = count % 4
+    trees = TreeSlots(40, 5, 5, torch.device("cpu"))
+    slots = torch.arange(40)[start : start + count]
+    ends = torch.arange(count + 1, dtype=torch.int32)
+    counts = torch.zeros(2, 20, dtype=torch.int32)
+    drawn, sampled = torch.zeros(count, dtype=torch.int64), torch.zeros(count, 6).long()
+    verified = Verified(drawn, sampled, counts[0][:count].clone(), counts[1][:count].clone())
+    walk(trees, slots, ends, verified, start)
+
+
+@pytest.mark.parametrize("launch", [verify, decide, find, walk_along])
+def test_all_batches_need_the_kernels_of_the_first(launch: Callable[[int], None]) -> None:
+    with compiled() as variants:
+        launch(1)
+        of_one = frozenset(variants)
+        assert of_one
+        for count in COUNTS:
+            launch(count)
+    assert alike(variants) == alike(of_one), sorted(alike(variants) - alike(of_one))
+
+
+def alike(variants: Collection[Variant]) -> set[Variant]:
+    """Leave out the size of a batch's buffers, which an engine has once and for all."""
+    return {tuple(one for one in each if not one.startswith("ROWS=")) for each in variants}
+
+
+def variants_of(*launches: Callable[[], object]) -> list[set[Variant]]:
+    found = []
+    for launch in launches:
+        with compiled() as variants:
+            launch()
+        found.append({*variants})
+    return found
+
+
+def test_what_triton_compiles_by_is_noticed() -> None:
+    """Rows of other strides, and addresses that are no multiples of 16."""
+    memory, tokens = torch.randn(65), torch.zeros(1, dtype=torch.int64)
+    rows = (memory[:64], memory[1:65])
+    aligned, shifted = variants_of(
+        *(lambda row=row: find_likeliest(row.view(1, 64), tokens, torch.zeros(1)) for row in rows)
+    )
+    wide = torch.randn(4, 70)[:, :64]
+    (odd,) = variants_of(lambda: find_likeliest(wide, tokens, torch.zeros(1)))
+    assert len({frozenset(each) for each in (aligned, shifted, odd)}) == 3
+
+
+def test_texts_of_any_length_are_looked_up_by_the_same_kernels() -> None:
+    of_lengths = variants_of(*(lambda size=size: looked_up(size) for size in (48, 47, 33)))
+    assert of_lengths[0] == of_lengths[1] == of_lengths[2] != set()
+
+
+def looked_up(length: int) -> None:
+    from vllm_dflash.engine.v2.draft_slots import Batch
+
+    texts = torch.zeros(3, length, dtype=torch.int32)
+    lens, newest = torch.full((3,), 5, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int64)
+    batch = Batch.allocate(3, texts, lens, newest)
+    batch.slots[:3] = torch.arange(3)
+    batch.num_sampled[:3] = 1
+    TextLookUp(4, length, 7, torch.device("cpu")).look_up(batch)
