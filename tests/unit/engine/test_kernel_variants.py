@@ -13,6 +13,7 @@ from support.decided_steps import World
 from support.drawn_tokens import Case, Step
 from support.kernel_variants import Variant, compiled
 from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
 from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
@@ -52,6 +53,11 @@ def find(count: int) -> None:
     find_likeliest(logits, torch.zeros(7 * count, dtype=torch.int64), confidence)
     tokens, shares = torch.zeros(7 * count, 8, dtype=torch.int64), torch.zeros(7 * count, 8)
     find_likeliest(logits, tokens, confidence, shares)
+    slots, positions = torch.zeros(2, 7 * 20, dtype=torch.int64)
+    requests = torch.ones(4), torch.zeros(4, dtype=torch.int64), None
+    noise = DraftNoise(slots[: 7 * count], positions[: 7 * count], *requests, use_fp64=False)
+    find_likeliest(logits, tokens[:, 0].clone(), confidence, noise=noise)
+    noise_of(tokens, noise)
 
 
 def walk_along(count: int) -> None:
