@@ -31,7 +31,9 @@ def counts(llm: LLM) -> tuple[int, int]:
     return found["verifications"], found["accepted_tokens"]
 
 
-@pytest.mark.parametrize("drafter", ["drafter", "drafter2", "lilicorr"])
+@pytest.mark.parametrize(
+    "drafter", ["drafter", "drafter2", pytest.param("lilicorr", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("requests", "tokens", "temperatures"),
     [
