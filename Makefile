@@ -16,13 +16,11 @@
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
 # make figures measure again what README claims: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
-# make recording   record the demo and a server in a terminal again, and draw README's picture of
-#              it: five minutes alone on the machine; writes docs/demo.cast and docs/demo.svg
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
 #              versions
 .PHONY: demo check test setup test-unit test-long test-engine test-v2 test-emulated test-next test-cluster
 .PHONY: test-server
-.PHONY: mutants faults seams next hazards fuzz selection gpu figures recording
+.PHONY: mutants faults seams next hazards fuzz selection gpu figures
 
 SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
 demo: setup
@@ -129,9 +127,6 @@ figures: setup
 	scripts/run.sh python examples/smollm2_target.py
 	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
-
-recording: setup
-	scripts/run.sh python benchmarks/recording.py --record
 
 # Not in .venv, which is for CPUs. Uses the Python that has vLLM's CUDA build.
 gpu:

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import torch
 
-from loads.answers import importing_benchmarks
 from parity.compare_recordings import compare
 from parity.oracle import Oracle
 from parity.parity_report import BUILT_IN, MAX_MODEL_LEN, TOKENS, ParityReport
-from parity.recorded_answers import START, RecordedAnswers
+from parity.recorded_answers import START, RecordedAnswers, importing_benchmarks
 from parity.recorder import RECORDED, Recording
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs

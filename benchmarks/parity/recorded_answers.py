@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from vllm_dflash.tools.engine_answers import EngineAnswers
 
 START = "parity.recorded_answers:RecordedAnswers.start"
@@ -19,3 +22,9 @@ class RecordedAnswers(EngineAnswers):
             pass
         self._engine.collective_rpc("take_recording", args=(file,))
         return list(finished[0].token_ids)
+
+
+def importing_benchmarks() -> dict[str, str]:
+    """Return the environment of a process that must find the modules of benchmarks/, too."""
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

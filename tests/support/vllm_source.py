@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from loads.step_times import STEP_TIMES
 from support import ROOT
 from vllm_dflash.seams import SEAMS, Seam
 from vllm_dflash.vllm_sources import DEFINITIONS, MissingError, Sources, imported_by, parameters_of
@@ -64,7 +63,7 @@ def _entry(file: Path, node: ast.stmt) -> Record:
 
 def all_seams(version: str) -> list[Seam]:
     """Return the seams of every process that this version of vLLM should have."""
-    every = {seam.path: seam for some in (*SEAMS, STEP_TIMES, WATCHED) for seam in some}
+    every = {seam.path: seam for some in (*SEAMS, WATCHED) for seam in some}
     return [every[path] for path in sorted(every) if every[path].is_in(version)]
 
 

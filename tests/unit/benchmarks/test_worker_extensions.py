@@ -1,4 +1,4 @@
-"""What `parity` and `benchmarks/loads` add to workers: vLLM refuses names that they have."""
+"""What `parity` adds to workers: vLLM refuses names that they have."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from types import SimpleNamespace
 import pytest
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from loads.step_times import TIMED
 from parity.recorder import RECORDED, RecordedDrafting
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import V2GPUWorker
 
 
-@pytest.mark.parametrize("name", [TIMED, RECORDED])
 @pytest.mark.parametrize("worker", [V1CPUWorker, V2CPUWorker, V2GPUWorker])
-def test_nothing_of_a_worker_is_replaced(name: str, worker: type) -> None:
-    extension = resolve_obj_by_qualname(name)
+def test_nothing_of_a_worker_is_replaced(worker: type) -> None:
+    extension = resolve_obj_by_qualname(RECORDED)
     added = {one for one in dir(extension) if not one.startswith("__")}
     assert added
     assert not [one for one in added if hasattr(worker, one)]

@@ -1,1 +1,0 @@
-"""More loads than `vllm-dflash bench` has, and timers of a step (`python benchmarks/loads`)."""

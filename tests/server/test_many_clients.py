@@ -1,0 +1,120 @@
+"""Many clients of one server: some hang up, ask for too much, or send rubbish.
+
+There are so few sequences and cache blocks that requests wait and are preempted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.engines import DRAFTER, TARGET, held_out_prompts
+from support.servers import MODEL, Server, serving
+from support.waiting import PATIENCE_S, wait_until
+
+CLIENTS, MAX_MODEL_LEN = 6, 512
+FEW = ["--max-num-seqs=4", "--block-size=32", "--num-gpu-blocks-override=20"]
+FEW += ["--max-num-batched-tokens=128", "--enforce-eager", "--dtype=float32"]
+PROMPTS = held_out_prompts(40)
+LONG = {"prompt": PROMPTS[0], "max_tokens": 200, "ignore_eos": True}
+"""Four of these do not fit the cache."""
+MANY: list[int] = [7] * MAX_MODEL_LEN
+SERVED: list[dict[str, Any]] = [
+    {},
+    {"stop": ["\n", "return"], "logprobs": 3},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5},
+    {"structured_outputs": {"regex": "[a-z]{3,8} = [0-9]{1,3}"}},
+    {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
+    {"temperature": 0.7, "n": 3},
+    {"temperature": 1.0, "seed": 7},
+    {"prompt": MANY[4:], "max_tokens": 4},
+    {"prompt": MANY[:300], "max_tokens": MAX_MODEL_LEN - 300, "ignore_eos": True},
+]
+REFUSED: list[dict[str, Any]] = [
+    {"prompt": MANY},
+    {"prompt": "word " * 40_000},
+    {"prompt": [5, 10**6]},
+    {"prompt": [1, "two"]},
+    {"max_tokens": 10**9},
+    {"temperature": "hot"},
+    {"n": 0},
+]
+
+
+async def ask(http: httpx.AsyncClient, **changes: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": PROMPTS[1], "max_tokens": 40, "temperature": 0.0}
+    return await http.post("/v1/completions", json=body | changes)
+
+
+async def hang_up(http: httpx.AsyncClient, chance: random.Random) -> None:
+    """Leave in mid-stream, or before there is an answer, perhaps while the request still waits."""
+    body = {"model": MODEL, "stream": True, "temperature": 0.0, **LONG}
+    try:
+        async with (
+            asyncio.timeout(chance.uniform(0.005, 1.0)),
+            http.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            lines = answer.aiter_lines()
+            for _ in range(chance.randint(1, 12)):
+                await anext(lines)
+    except TimeoutError:
+        pass
+
+
+async def is_served(http: httpx.AsyncClient, **changes: Any) -> None:
+    answer = await ask(http, **changes)
+    assert answer.status_code == 200, (changes, answer.text[:300])
+
+
+async def is_refused(http: httpx.AsyncClient, **changes: Any) -> None:
+    answer = await ask(http, **changes)
+    assert answer.status_code in (400, 422), (str(changes)[:80], answer.text[:300])
+
+
+async def is_text(http: httpx.AsyncClient, text: str) -> None:
+    answer = await ask(http, **LONG)
+    assert answer.json()["choices"][0]["text"] == text
+
+
+async def one_client(url: str, number: int, long_text: str) -> None:
+    """Do everything once, in an order of its own, with connections of its own."""
+    chance = random.Random(number)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+        todo = [partial(is_served, http, **one) for one in SERVED]
+        todo += [partial(is_refused, http, **one) for one in REFUSED]
+        todo += [partial(hang_up, http, chance)] * 3 + [partial(is_text, http, long_text)]
+        chance.shuffle(todo)
+        await is_text(http, long_text)  # all clients at once, which preempts some
+        for behave in todo:
+            await behave()
+        body = '{"model": "' + MODEL + '", "prompt": '
+        assert (await http.post("/v1/completions", content=body)).status_code in (400, 415, 422)
+
+
+async def all_clients(server: Server, long_text: str) -> None:
+    async with asyncio.TaskGroup() as group:
+        for number in range(CLIENTS):
+            group.create_task(one_client(server.url, number, long_text))
+
+
+def test_many_clients_at_once(tmp_path: Path) -> None:
+    """Greedy texts stay the same, only what is wrong is refused, and nothing is left behind."""
+    drafts = ["--speculative-config.method=dflash", f"--speculative-config.model={DRAFTER}"]
+    with serving(tmp_path / "log", TARGET, *FEW, *drafts) as server:
+        body = {"model": MODEL, "temperature": 0.0, **LONG}
+        alone = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        text = alone.json()["choices"][0]["text"]
+        assert text
+        asyncio.run(all_clients(server, text))
+        assert server.metric("vllm:num_preemptions_total") > 0
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+        held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        wait_until(
+            lambda: not any(server.metric(f"vllm:{name}") for name in held),
+            "an engine that has nothing left to do",
+        )
