@@ -45,13 +45,18 @@ def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | No
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["[1]", "[" * 100_000, "", "{", "9" * 5000],
-    ids=["list", "deep", "empty", "half", "long number"],
+    ("content", "why"),
+    [
+        *[(one, "it is not an object") for one in ("null", "[1]", "[]", '"text"', "3", "true")],
+        *[(one, "") for one in ("[" * 100_000, "", "{", "9" * 5000)],
+    ],
+    ids=lambda value: value[:6],
 )
-def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
+def test_a_config_that_is_no_object(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: "):
+    with pytest.raises(
+        DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: {why}"
+    ):
         load_config(str(tmp_path))
 
 
