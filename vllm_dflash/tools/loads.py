@@ -8,7 +8,7 @@ is a list of requests that every engine serves to the end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -96,57 +96,34 @@ def measure_answers(
 ) -> dict[str, Any]:
     """Measure throughput and waiting times of a list of N requests.
 
-    At most `concurrency` are in flight; each waits from the moment it is sent. The other arguments
-    are those of `serve_answers`.
-    """
-
-    def arrival(number: int, in_flight: int) -> float | None:
-        return engine.now() if in_flight < concurrency else None
-
-    return serve_answers(engine, prompts, answers, arrival, categories, sampling)
-
-
-def serve_answers(
-    engine: SteppedEngine,
-    prompts: Sequence[Prompt],
-    answers: Sequence[int],
-    arrival: Callable[[int, int], float | None],
-    categories: Sequence[str] = (),
-    sampling: Mapping[str, Any] = TO_THE_END,
-) -> dict[str, Any]:
-    """Serve a list of N requests, and measure throughput and waiting times.
-
     Throughput is from the call to the end of the last request. The waiting times are those until
-    each request's first token, and per token after it (the request's mean).
+    each request's first token, and per token after it (the request's mean). A request waits from
+    the moment it is sent.
 
     Args:
         engine: an otherwise idle engine.
         prompts: prompts of the requests, repeated as needed.
         answers: maximum new tokens of each request, [N].
-        arrival: gets the next request's number and how many are in flight. Returns the moment from
-            which the request waits; None if it is not to be sent before the next step.
+        concurrency: most requests in flight.
         categories: category of each request, [N]. If given, the result has a list `requests`: for
-            each request, every output's seconds since the arrival and number of tokens.
+            each request, every output's seconds since it was sent and number of tokens.
         sampling: see `SteppedEngine.add`.
     """
     opened, count = engine.now(), len(answers)
     texts = itertools.cycle(prompts)
-    came: dict[str, float] = {}
+    sent: dict[str, float] = {}
     outputs: dict[str, list[tuple[float, int]]] = {}
     ended = 0
     while ended < count:
-        while (number := len(came)) < count:
-            moment = arrival(number, number - ended)
-            if moment is None:
-                break
+        while (number := len(sent)) < min(count, ended + concurrency):
             name = str(number)
-            came[name], outputs[name] = moment, []
+            sent[name], outputs[name] = engine.now(), []
             engine.add(name, next(texts), answers[number], **sampling)
         for output in engine.step():
             outputs[output.request_id].append((engine.now(), len(output.token_ids)))
             ended += output.finished
     elapsed = engine.now() - opened
-    waits = [[then - came[name] for then, _ in seen] for name, seen in outputs.items()]
+    waits = [[then - sent[name] for then, _ in seen] for name, seen in outputs.items()]
     tokens = [[more for _, more in seen] for seen in outputs.values()]
     written = [*map(sum, tokens)]
     result = throughput(sum(written), elapsed, sum(map(len, tokens))) | {

@@ -89,7 +89,6 @@ def test_files(tmp_path: Path) -> None:
     assert saved["schema"] == "vllm-dflash.bench/2"
     assert saved["rounds_complete"] == 1
     assert saved["measurements"] == record.measurements
-    assert saved["where"] == []
     assert [Side(**side) for side in saved["sides"]] == SIDES
     assert saved["about"]["workload"]["tokens"] == 8
     assert saved["about"]["command"] == "vllm-dflash bench --quick"

@@ -20,14 +20,13 @@ class Measurement:
 
     load: str
     setting: int | None
-    """Concurrency, or what `setting_name` says; None if the load is measured as a whole."""
+    """Concurrency; None if the load is measured as a whole."""
     question: str
     """A method of the object that answers in the engine's process, such as `EngineAnswers`."""
     arguments: dict[str, Any]
-    setting_name: str = CONCURRENCY
 
     def __str__(self) -> str:
-        of = "" if self.setting is None else f", {self.setting_name} {self.setting}"
+        of = "" if self.setting is None else f", {CONCURRENCY} {self.setting}"
         return self.load + of
 
 

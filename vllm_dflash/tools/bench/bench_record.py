@@ -39,8 +39,6 @@ class Record:
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """Measurements of complete rounds: round, load, setting, side, result, and stats (our worker's
     counters since its engine started)."""
-    where: list[dict[str, Any]] = field(default_factory=list)
-    """Where the time goes: empty unless `benchmarks/loads` measured it."""
 
     def finish_round(self, measurements: list[dict[str, Any]]) -> None:
         """Add the measurements of a complete round."""

@@ -27,22 +27,13 @@ Rounds = npt.NDArray[np.float64]
 
 
 class Results:
-    """Measurements by load, setting and side. Subclasses know more loads and tables."""
+    """Measurements by load, setting and side. Subclasses know other tables."""
 
     def __init__(self, sides: list[Side], measurements: Iterable[dict[str, Any]]) -> None:
         self.sides = sides
         self._results: dict[tuple[str, Setting, str], list[dict[str, Any]]] = defaultdict(list)
         for one in measurements:
-            for setting, result in self.by_setting(one):
-                self._results[one["load"], setting, one["side"]].append(result)
-
-    def by_setting(self, measurement: dict[str, Any]) -> list[tuple[Setting, dict[str, Any]]]:
-        """Return the settings of a measurement, and the result of each."""
-        return [(measurement["setting"], measurement["result"])]
-
-    def setting_name(self, load: str) -> str:
-        """Return what the settings of a load are, for heads of tables."""
-        return CONCURRENCY
+            self._results[one["load"], one["setting"], one["side"]].append(one["result"])
 
     def tables(self, load: str) -> list[Table]:
         """Make all tables of a load."""
@@ -91,7 +82,7 @@ def throughput_table(results: Results, load: str) -> Table:
     for setting in results.settings(load):
         rates = [np.median(results.rounds(load, setting, name)) for name in names]
         rows.append([str(setting), *(f"{rate:.1f}" for rate in rates)])
-    return Table(f"{load}: tokens/s, median of rounds", [results.setting_name(load), *names], rows)
+    return Table(f"{load}: tokens/s, median of rounds", [CONCURRENCY, *names], rows)
 
 
 def categories_table(results: Results, load: str, setting: Setting) -> Table:
@@ -150,7 +141,7 @@ def comparison_table(results: Results, load: str) -> Table:
     means = [spread(np.exp(np.mean(np.log(ratio), axis=0))) for ratio in ratios.values()]
     rows.append(["geometric mean", *means])
     title = f"{load}: tokens/s of ours / others', median of paired rounds (min - max)"
-    return Table(title, [results.setting_name(load), *opponents], rows)
+    return Table(title, [CONCURRENCY, *opponents], rows)
 
 
 def _opponents(results: Results) -> dict[str, list[Side]]:

@@ -29,10 +29,7 @@ class BenchSetup:
     What is made raises ValueError for arguments that do not fit each other.
     """
 
-    program: tuple[str, ...] = ("vllm-dflash",)
-    """Words of the command before its arguments."""
     record_class: type[Record] = Record
-    comparison_class: type[Comparison] = Comparison
     workload: Workload
 
     def __init__(self, parsed: argparse.Namespace, progress: Progress) -> None:
@@ -60,11 +57,6 @@ class BenchSetup:
                 f"the loads have up to {self.workload.highest_concurrency} requests in flight, but"
                 f" the engines take {self.parsed.max_num_seqs} at a time: raise --max-num-seqs."
             )
-
-    @property
-    def more_engines(self) -> int:
-        """Number of engines that start later than those of the sides."""
-        return 0
 
     @property
     def max_model_len(self) -> int:
@@ -133,12 +125,11 @@ class BenchSetup:
         engine = self.engine_arguments(target)
         at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
         if current_platform.is_cuda():
-            share = parsed.gpu_memory_utilization / (len(sides) + self.more_engines)
-            engine["gpu_memory_utilization"] = share
+            engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / len(sides)
             if parsed.kv_cache_memory_bytes is None:
                 at_once = 1  # an engine measures free memory while it starts
-        about = describe([*self.program, *sys.argv[1:]], name, engine, self.workload)
-        return self.comparison_class(
+        about = describe(["vllm-dflash", *sys.argv[1:]], name, engine, self.workload)
+        return Comparison(
             self.record_class(about, sides, parsed.rounds),
             self.workload,
             prompts,

@@ -21,10 +21,7 @@ MINUTES_TO_START = 1.0
 
 @dataclass
 class Comparison:
-    """Runs a workload on every side of a record, and writes the results to a folder.
-
-    Subclasses measure more before, in and after the rounds: `_prepare`, `_plan_loads`, `_finish`.
-    """
+    """Runs a workload on every side of a record, and writes the results to a folder."""
 
     record: Record
     workload: Workload
@@ -47,7 +44,7 @@ class Comparison:
             facts = self.engines.start(sides, self.progress)
             for one in facts:
                 self.record.about["versions"] |= one["versions"]
-            self._prepare(facts)
+            self._requests = self._fitting_requests(facts)
             for number in range(-self.warmup_rounds, rounds):
                 plan = self._plan(number)
                 first = number % len(sides)  # so that no side always comes first in a measurement
@@ -62,49 +59,30 @@ class Comparison:
                     results = self.record.results
                     for load in results.loads:
                         self.progress.say(results.interim_table(load).plain())
-            self._finish()
 
     def announcement(self) -> str:
         """Say what will run, and about how long it takes."""
-        names = self._names()
+        names = [side.name for side in self.record.sides]
         rounds = self.warmup_rounds + self.record.rounds
         minutes = MINUTES_TO_START * (1 + math.ceil((len(names) - 1) / self.engines.at_once))
         minutes += len(names) * rounds * self.workload.seconds_of_round / 60
+        more = ""
+        if self.dataset is not None:  # cannot be estimated
+            more = f", plus the time for {len(self.dataset.requests)} requests a round on each"
         return (
             f"starting {len(names)} engines ({', '.join(names)}), then"
             f" {self.warmup_rounds} warm-up and {self.record.rounds} measured rounds: about"
-            f" {max(1, round(minutes))} minutes{self._more_time}. Ctrl-C stops; complete rounds are"
+            f" {max(1, round(minutes))} minutes{more}. Ctrl-C stops; complete rounds are"
             " kept."
         )
 
-    def _names(self) -> list[str]:
-        """Names of all sides, added ones included."""
-        return [side.name for side in self.record.sides]
-
-    @property
-    def _more_time(self) -> str:
-        """What takes time that cannot be estimated."""
-        if self.dataset is None:
-            return ""
-        return f", plus the time for {len(self.dataset.requests)} requests a round on each"
-
-    def _prepare(self, facts: Sequence[Facts]) -> None:
-        """Ask the engines for what the plans of rounds depend on. `facts`: those of all engines."""
-        self._requests = self._fitting_requests(facts)
-
     def _plan(self, number: int) -> list[Measurement]:
         """Plan a round; negative numbers are those of warm-up rounds."""
-        plan = self._plan_loads(number)
+        plan = self.workload.plan_round(self.prompts, number)
         if self.dataset is not None:  # two per request in flight suffice to warm up
             most = None if number >= 0 else 2 * max(self.workload.concurrency)
             plan += self.workload.plan_requests(self.dataset, self._requests[:most])
         return plan
-
-    def _plan_loads(self, number: int) -> list[Measurement]:
-        return self.workload.plan_round(self.prompts, number)
-
-    def _finish(self) -> None:
-        """Measure what comes after all rounds: nothing here."""
 
     def _fitting_requests(self, facts: Sequence[Facts]) -> list[Asked]:
         """Tokenize the set's requests that fit all engines. Raises ValueError if none does."""

@@ -12,6 +12,7 @@ import numpy as np
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from vllm_dflash.tools.bench.bench_plan import CONCURRENCY
 from vllm_dflash.tools.bench.bench_report import Results
 from vllm_dflash.tools.bench.sides import PLAIN
 
@@ -49,7 +50,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
                 capsize=2,
                 **styles[side.name],
             )
-        axis = results.setting_name(load)
+        axis = CONCURRENCY
         panel.set(title=load, xlabel=axis, ylabel="tokens/s relative to plain")
         panel.grid(alpha=0.3)
         panel.legend()
