@@ -78,11 +78,8 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
         )
     try:
         config, _ = PretrainedConfig.get_config_dict(model, revision=revision)
-    except (TypeError, AttributeError):  # it is read as if it were one
-        raise DrafterError(
-            f"drafter {model!r}: config.json cannot be read: it is not an object."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:  # the last: it is nested too deeply
+    # The last three: the JSON is not an object, or nested too deeply.
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         what, remedy = f"drafter {model!r}", ""
         if not looks_local(model):
             what = f"{what}: no such folder, and in the repository of that name"

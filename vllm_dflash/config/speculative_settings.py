@@ -33,9 +33,6 @@ def _of_vllm(description: str, **bounds: Any) -> Any:
     return described(None, description, strict=False, **bounds)
 
 
-LONGEST_BLOCK = 63
-"""Most drafts of a block, unless the user asks for a number. Each takes a row of every step."""
-
 OffInYAML = BeforeValidator(lambda value: "off" if value is False else value)
 """`vllm serve --config` reads YAML 1.1, in which `off` without quotes is false."""
 
@@ -118,23 +115,11 @@ class SpeculativeSettings(BaseModel):
             raise ValueError(f"{why}.{remedy}") from None
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
-        """K: the number that the user asks for, at most what the drafter was trained for.
-
-        By default no more than `LONGEST_BLOCK`: each request has so many rows in each step.
-        """
+        """K: the number that the user asks for, at most what the drafter was trained for."""
         from vllm.logger import init_logger
 
         most = drafter.max_draft_tokens
-        asked = self.num_speculative_tokens or min(most, LONGEST_BLOCK)
-        if asked < most and self.num_speculative_tokens is None:
-            init_logger("vllm.dflash").warning_once(
-                "Drafter %r was trained with block_size %d; blocks of %d drafts are used, because"
-                " longer ones take more rows of each step than they are worth. Set"
-                " num_speculative_tokens for another number.",
-                drafter.model,
-                drafter.block_size,
-                asked,
-            )
+        asked = self.num_speculative_tokens or most
         if asked > most:
             init_logger("vllm.dflash").warning_once(
                 "num_speculative_tokens is %d, but at most %d tokens are drafted: drafter %r was"

@@ -45,18 +45,13 @@ def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | No
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        *[(one, "it is not an object") for one in ("null", "[1]", "[]", '"text"', "3", "true")],
-        *[(one, "") for one in ("[" * 100_000, "", "{", "9" * 5000)],
-    ],
-    ids=lambda value: value[:6],
+    "content",
+    ["[1]", "[" * 100_000, "", "{", "9" * 5000],
+    ids=["list", "deep", "empty", "half", "long number"],
 )
-def test_a_config_that_is_no_object(tmp_path: Path, content: str, why: str) -> None:
+def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(
-        DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: {why}"
-    ):
+    with pytest.raises(DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: "):
         load_config(str(tmp_path))
 
 

@@ -11,7 +11,6 @@ from support.configs_by_hand import GPT_OSS
 from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.speculative_settings import (
-    LONGEST_BLOCK,
     SpeculativeSettings,
     requested_settings,
     written_settings,
@@ -97,21 +96,6 @@ def test_a_drafter_whose_bonus_row_predicts_too() -> None:
         assert settings.draft_tokens(drafter) == 8
     (line,) = lines
     assert line.endswith("block_size 8.")
-
-
-@pytest.mark.parametrize(
-    ("asked", "block_size", "tokens", "warns"),
-    [(None, 1024, LONGEST_BLOCK, 1), (None, 64, 63, 0), (500, 1024, 500, 0), (7, 1024, 7, 0)],
-)
-def test_blocks_are_not_endless(
-    asked: int | None, block_size: int, tokens: int, warns: int
-) -> None:
-    """Each draft takes a row of each step; who asks for more gets them."""
-    drafter = parse_config("it", {**GPT_OSS, "block_size": block_size})
-    settings = SpeculativeSettings(model="it", num_speculative_tokens=asked)
-    with log_lines() as lines:
-        assert settings.draft_tokens(drafter) == tokens
-    assert ["blocks of 63 drafts are used" in line for line in lines] == [True] * warns
 
 
 def arguments(config: dict[str, Any] | None = None, **flags: Any) -> Any:
