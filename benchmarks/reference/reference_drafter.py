@@ -32,8 +32,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from reference.reference_dflash2 import ReferenceConvolution, ReferenceSelector
 from reference.reference_lilicorr import ReferenceLattice, walk
 from vllm_dflash.checkpoint.headers import read_folder
+from vllm_dflash.checkpoint.names import our_name
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, our_name, parse_mask_embedding
+from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, parse_mask_embedding
 
 
 def rotary_of(spec: DrafterSpec, rope: dict[str, Any]) -> Qwen3RotaryEmbedding:

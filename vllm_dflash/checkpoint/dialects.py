@@ -5,9 +5,10 @@ A speculators config is translated to z-lab's format, so one parser reads both.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 from vllm_dflash.checkpoint.refusal import LARGEST, checked, described, flag, shown
 from vllm_dflash.checkpoint.spec import ARCHITECTURE, ARCHITECTURE_2, DFlash2, DrafterShape
@@ -39,7 +40,7 @@ class ZlabConfig(DrafterShape):
 
     add_swa_attention_sink_bias: bool = flag(False)
     attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
-    layer_types: list[Literal["full_attention", "sliding_attention"]] = described(
+    layer_types: list[str] = described(
         lambda of: [FULL] * of["num_layers"], f"a list of {FULL!r} and {SLIDING!r}", fail_fast=True
     )
     use_swa: bool = flag(False)
@@ -56,6 +57,15 @@ class ZlabConfig(DrafterShape):
     dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
     torch_dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
     quantization_config: dict[str, Any] | None = described(None, "an object")
+
+    @field_validator("layer_types")
+    @classmethod
+    def _known(cls, kinds: list[str]) -> list[str]:
+        # transformers refuses other names. vLLM's own DFlash gives all but sliding layers full
+        # attention.
+        if not {*ALLOWED_LAYER_TYPES}.issuperset(kinds):
+            raise ValueError(cls.model_fields["layer_types"].description)
+        return kinds
 
     @field_validator("taps")
     @classmethod

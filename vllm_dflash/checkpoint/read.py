@@ -16,7 +16,9 @@ from transformers import PretrainedConfig
 
 from vllm_dflash.checkpoint.dialects import (
     ARCHITECTURE_OF,
+    FULL,
     ONLY_NESTED,
+    SLIDING,
     Speculators,
     ZlabConfig,
     as_zlab,
@@ -78,8 +80,9 @@ def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
         )
     try:
         config, _ = PretrainedConfig.get_config_dict(model, revision=revision)
-    # The last three: the JSON is not an object, or nested too deeply.
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (TypeError, AttributeError):
+        config = None  # null or a number: transformers looks for a field in it
+    except (OSError, ValueError, RecursionError) as error:  # the last: nested too deeply
         what, remedy = f"drafter {model!r}", ""
         if not looks_local(model):
             what = f"{what}: no such folder, and in the repository of that name"
@@ -201,6 +204,11 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
         length_heads=length_heads,
         remarks=(
             *([ABOUT_ASSUMED_BASE] if base_is_assumed else []),
+            *(
+                f"layer_types has {kind!r}: such layers get full attention, as in vLLM's own DFlash"
+                for kind in dict.fromkeys(fields.layer_types)
+                if kind not in (FULL, SLIDING)
+            ),
             *_remarks(nested, length_heads, type(lilicorr or dflash2)),
         ),
     )
@@ -305,7 +313,8 @@ def _check_architecture(architectures: Any) -> None:
         )
     raise ValueError(
         "it is not a DFlash checkpoint that can be read: config.json has architectures"
-        f" {shown(architectures)}, expected one of {[*ARCHITECTURES]}"
+        f" {shown(architectures)}, expected one of {[*ARCHITECTURES]}. If it is one,"
+        " write that into its config.json, where vLLM reads it too"
     )
 
 

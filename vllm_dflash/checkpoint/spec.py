@@ -15,7 +15,11 @@ ARCHITECTURE_2 = "DFlash2DraftModel"
 ARCHITECTURE_LILICORR = "LiLiCorrDraftModel"
 """Architecture of LiLiCorr drafters."""
 ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, ARCHITECTURE_LILICORR)
-ROTARY_TABLES = tuple(f"rotary_emb.{table}" for table in ("inv_freq", "cos_cached", "sin_cached"))
+ROTARY_TABLES = (
+    *(f"rotary_emb.{table}" for table in ("inv_freq", "cos_cached", "sin_cached")),
+    "rotary_pos_emb.inv_freq",
+)
+"""Parts of the names of tables that are computed anyway."""
 CACHE_SCALES = (
     *(f".{kind}_{what}" for kind in "qkv" for what in ("scale", "zero_point")),
     ".kv_scale",
@@ -211,11 +215,12 @@ class DrafterSpec(DrafterShape):
         """Whether the checkpoint's tensor of this name is not loaded.
 
         Those are length heads, and what vLLM's own loader drops: tables that are computed anyway,
-        scales of another cache, and the order and zero biases that GPTQ writes for every layer.
+        maps of the target's tokens, scales of another cache, and the order and zero biases that
+        GPTQ writes for every layer.
         """
         if tensor.startswith(tuple(f"{head}." for head in self.length_heads)):
             return True
-        if tensor.endswith(ROTARY_TABLES):
+        if any(table in tensor for table in ROTARY_TABLES) or tensor.endswith(".t2d"):
             return True
         is_bias = tensor.startswith("layers.") and tensor.endswith("_proj.bias")
         has_bias = self.attention_bias and ".self_attn." in tensor

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.headers import Tensor
+from vllm_dflash.checkpoint.names import LATTICE, by_our_names, fuse
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec, LiLiCorr
 
 if TYPE_CHECKING:
@@ -21,20 +22,10 @@ LINEAR = ("_proj.weight", ".kernel_projection.weight")
 """Suffixes of weights that may be quantised."""
 MOST_NAMED = 40
 """Maximum number of tensors that an error names; a wrong depth would miss thousands."""
-LATTICE = "lilicorr."
-"""Prefix of tensors in LiLiCorr's head."""
 NEVER_QUANTISED = {
     f"{LATTICE}{name}.weight" for name in ("factor_input_proj", "in_head", "out_head")
 }
 """Weights of LiLiCorr's head that are never quantised."""
-NUMBERED = {  # as in torch's Sequential, which early exports used
-    "feature_mlp.0.": "feature_norm.",
-    "feature_mlp.1.": "feature_mlp.up_proj.",
-    "feature_mlp.3.": "feature_mlp.down_proj.",
-    ".mlp.0.": ".mlp.up_proj.",
-    ".mlp.2.": ".mlp.down_proj.",
-}
-"""Numbered layer names in LiLiCorr's head, and our names for them."""
 MASK_EMBEDDING_FILE = "mask_embedding.pt"
 """File with the mask token's embedding, if a checkpoint stores it separately."""
 
@@ -55,19 +46,6 @@ def required_vocabulary(spec: DrafterSpec) -> set[str]:
     if spec.draft_vocab_size != spec.vocab_size:
         required |= {"lm_head.weight", "d2t"}
     return required
-
-
-def our_name(name: str) -> str:
-    """Our name of a checkpoint's tensor; nearly always unchanged."""
-    if name.startswith(LATTICE):
-        for number, called in NUMBERED.items():
-            name = name.replace(number, called)
-    return name
-
-
-def by_our_names(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, by our names."""
-    return {our_name(name): tensor for name, tensor in found.items()}
 
 
 def lattice_tensors(spec: DrafterSpec, head: LiLiCorr) -> dict[str, Shape]:
@@ -173,6 +151,20 @@ def quantised_parts(spec: DrafterSpec, found: Collection[str]) -> dict[str, set[
     return parts
 
 
+def unread_tensors(spec: DrafterSpec, found: Collection[str]) -> set[str]:
+    """Names of tensors that the drafter may have been trained with, and that neither we nor vLLM's
+    own DFlash load: biases of layers that have none by the config, and a mask embedding outside
+    `mask_embedding.pt`. `found`: our names."""
+    known = expected_tensors(spec) | vocabulary_tensors(spec)
+    layers = {name[:at] for name in known for at, letter in enumerate(name) if letter == "."}
+    return {
+        name
+        for name in {*found} - known.keys()
+        if (name.removesuffix(".bias") in layers and not name.startswith(LATTICE))
+        or name == "mask_embedding"
+    }
+
+
 def _may_be_quantised(weight: str) -> bool:
     if weight.startswith(LATTICE):
         return weight.endswith((*LINEAR, "_head.weight")) and weight not in NEVER_QUANTISED
@@ -184,11 +176,12 @@ def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
     found = by_our_names(found)
     found = {name: tensor for name, tensor in found.items() if not spec.leaves_out(name)}
     quantised = quantised_parts(spec, found)
-    unjudged = set().union(*quantised.values())
+    unjudged = unread_tensors(spec, found).union(*quantised.values())
     found = {name: tensor for name, tensor in found.items() if name not in unjudged}
     vocabulary, expected = vocabulary_tensors(spec), expected_tensors(spec)
     for weight in quantised:
         del expected[weight]
+    fuse(expected, found)
     wanted = found.keys() & vocabulary | required_vocabulary(spec)
     expected |= {name: vocabulary[name] for name in sorted(wanted)}
     faults = [f"missing {name} {list(expected[name])}" for name in sorted(expected.keys() - found)]
@@ -211,6 +204,14 @@ def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     if not faults:
         return
     remedy = "Download the drafter again: weights and config.json belong together"
+    if long := _without_prefix(spec, found):
+        name, short = next(iter(long.items()))
+        remedy = (
+            f"All fit without a prefix, which vLLM does not read either: rename {len(long)}"
+            f" tensor(s), {name!r} to {short!r} and so on (docs/checkpoints.md says how)"
+        )
+    elif all(fault.startswith("surplus ") for fault in faults):
+        remedy += ", or remove what is surplus, which nothing reads (docs/checkpoints.md says how)"
     if any(fault.endswith(NOT_FLOATING) for fault in faults):
         remedy = (
             "Integer weights need a quantization_config in config.json that says how to read them,"
@@ -222,6 +223,19 @@ def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     raise DrafterError(
         f"drafter {spec.model!r}: the weights do not match config.json: {shown}{more}. {remedy}."
     )
+
+
+def _without_prefix(spec: DrafterSpec, found: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names of the tensors with a prefix, and those without; empty if that would not help."""
+    known = expected_tensors(spec) | vocabulary_tensors(spec)
+    short = {
+        name: name[at:]
+        for name in by_our_names(found)
+        for at in range(len(name), 0, -1)
+        if name[at - 1] == "." and name[at:] in known and name not in known
+    }
+    renamed = {short.get(name, name): tensor for name, tensor in by_our_names(found).items()}
+    return short if len(renamed) == len(found) and not tensor_faults(spec, renamed) else {}
 
 
 def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:

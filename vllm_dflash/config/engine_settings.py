@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 MANY_REQUESTS = 1 << 16
+SHORT_ENOUGH = 64
+"""Drafts that a block may have, however few rows a step has. Published drafters have up to 16."""
 
 
 def remove_our_settings(engine_args: EngineArgs) -> None:
@@ -70,13 +73,56 @@ def choose_step_size(
 ) -> None:
     """Write vLLM's defaults of `max_num_batched_tokens` and `max_num_seqs` into the arguments now,
     where drafts depend on them: with LoRA, and without chunked prefill."""
+    if engine_args.enable_lora or engine_args.enable_chunked_prefill is False:
+        _write_step_size(engine_args, target, parallel)
+
+
+def _write_step_size(
+    engine_args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
+) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    if engine_args.enable_lora or engine_args.enable_chunked_prefill is False:
-        is_server = isinstance(engine_args, AsyncEngineArgs)
-        starter = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
-        engine_args._set_default_max_num_seqs_and_batched_tokens_args(starter, target, parallel)
+    is_server = isinstance(engine_args, AsyncEngineArgs)
+    starter = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
+    engine_args._set_default_max_num_seqs_and_batched_tokens_args(starter, target, parallel)
+
+
+def longest_that_fits(
+    width: int,
+    engine_args: EngineArgs,
+    target: ModelConfig,
+    parallel: ParallelConfig,
+    *,
+    is_asked: bool,
+) -> int:
+    """Return how long drafts of up to `width` tokens may be.
+
+    A block and a token before it fit the longest request. Unless the user asks for a number, a step
+    also has rows for blocks of as many requests as it admits; `SHORT_ENOUGH` drafts are always left.
+    """
+    from vllm.logger import init_logger
+
+    length = target.max_model_len
+    longest, why = max(length - 2, 1), f"max_model_len is {length}"
+    if not is_asked and width > SHORT_ENOUGH:
+        step = copy.copy(engine_args)
+        _write_step_size(step, target, parallel)
+        rows, most = step.max_num_batched_tokens, step.max_num_seqs
+        assert rows is not None
+        assert most is not None
+        if (in_step := max(rows // most - 1, SHORT_ENOUGH)) < longest:
+            longest = in_step
+            why = (
+                f"a step has {rows} rows (max_num_batched_tokens) for {most} requests"
+                " (max_num_seqs). num_speculative_tokens in the speculative config sets another"
+                " number"
+            )
+    if longest < width:
+        init_logger("vllm.dflash").warning_once(
+            "drafts have up to %d tokens, not %d: %s.", longest, width, why
+        )
+    return min(width, longest)
 
 
 def longest_beside_lora(width: int, engine_args: EngineArgs) -> int:

@@ -11,7 +11,7 @@ from vllm_dflash.checkpoint.read import check_not_swapped, config_field, parse_o
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, Runner, runner_here
-from vllm_dflash.config.engine_settings import longest_beside_lora
+from vllm_dflash.config.engine_settings import longest_beside_lora, longest_that_fits
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
 from vllm_dflash.config.target_class import provides_hidden_states
@@ -39,6 +39,7 @@ def resolve(
 
     drafter = checked_drafter(settings, config, target, engine_args)
     runner, is_planned = runner_here(), settings.draft_length == "adaptive"
+    asked = settings.num_speculative_tokens
     is_our_scheduler = engine_args.scheduler_cls is None
     most_rows = target.max_model_len * (engine_args.max_num_seqs or MOST_FREE_DRAFTS)
     step_rows = engine_args.max_num_batched_tokens or most_rows
@@ -54,9 +55,10 @@ def resolve(
         and step_rows > MOST_FREE_DRAFTS
         and not target.is_hybrid
         and not engine_args.enable_lora
-        and settings.num_speculative_tokens is None
+        and asked is None
     )
     width, most_free = settings.draft_tokens(drafter), 0
+    width = longest_that_fits(width, engine_args, target, parallel, is_asked=asked is not None)
     if engine_args.enable_lora:
         width = longest_beside_lora(width, engine_args)
     if is_planned and settings.free_drafts != "off":

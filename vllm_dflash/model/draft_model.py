@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader.utils import get_draft_load_config
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
@@ -17,12 +18,13 @@ from vllm.model_executor.models.utils import (
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
+from vllm_dflash.checkpoint.names import FUSED_LAYERS, LATTICE, our_name
+from vllm_dflash.checkpoint.refusal import cut_off
 from vllm_dflash.checkpoint.tensors import (
-    LATTICE,
     MASK_EMBEDDING_FILE,
     check_tensors,
-    our_name,
     parse_mask_embedding,
+    unread_tensors,
 )
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.model.context_projection import ContextProjection
@@ -33,12 +35,6 @@ from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.lilicorr import LiLiCorrHead
-
-FUSED_LAYERS = {
-    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-    "gate_up_proj": ["gate_proj", "up_proj"],
-}
-"""Checkpoint layers that are fused here, for quantisation methods that name layers."""
 
 
 class DFlashDraftModel(nn.Module):
@@ -226,6 +222,16 @@ class DFlashDraftModel(nn.Module):
                 for name, tensor in tensors
             },
         )
+        if unread := unread_tensors(self.spec, dict(tensors)):
+            init_logger("vllm.dflash").warning_once(
+                "drafter %r: %s not loaded, nor by vLLM's own DFlash. If the drafter was trained"
+                ' with biases of its attention, add "drafter_overrides": {"attention_bias":'
+                " true} to the speculative config; a mask embedding is read from %s.",
+                self.spec.model,
+                cut_off(", ".join(sorted(unread))),
+                MASK_EMBEDDING_FILE,
+            )
+            tensors = [one for one in tensors if one[0] not in unread]
         check_ids(self.spec, dict(tensors), self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
         mask_embedding: torch.Tensor | None = None

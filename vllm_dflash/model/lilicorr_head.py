@@ -10,8 +10,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm.platforms import current_platform
 
+from vllm_dflash.checkpoint.names import LATTICE
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import LATTICE
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.lilicorr import LiLiCorrHead

@@ -10,7 +10,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
-from vllm_dflash.checkpoint.read import load_config, parse_overridden, read_drafter
+from vllm_dflash.checkpoint.read import load_config, parse_config, parse_overridden, read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 
 REPOSITORY = "z-lab/Qwen3-8B-DFlash-b16"
@@ -52,6 +52,19 @@ def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | No
 def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: "):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["null", "3", "true", '"text"', "[]", "[1]"])
+def test_json_that_is_no_object(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DrafterError, match=r"config\.json cannot be read: it is not an object\.$"):
+        load_config(str(tmp_path))
+
+
+def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(DrafterError, match=r"this folder has no config\.json"):
         load_config(str(tmp_path))
 
 
@@ -159,3 +172,14 @@ def test_an_override_of_the_length_is_refused_unless_it_changes_the_rotation() -
 def test_an_override_that_cannot_be_read() -> None:
     with pytest.raises(DrafterError, match=r"^drafter 'it': block_size must be an integer"):
         parse_overridden("it", QWEN, {"block_size": 1})
+
+
+@pytest.mark.parametrize("kind", ["chunked_attention", "linear_attention"])
+def test_other_layer_types_of_transformers_are_full_attention(kind: str) -> None:
+    """As in vLLM's own DFlash, with a remark."""
+    kinds = ["full_attention", kind, "sliding_attention", kind, kind]
+    spec = parse_config("it", {**QWEN, "layer_types": kinds, "sliding_window": 64})
+    assert spec.windows == (None, None, 64, None, None)
+    assert spec.causal == (False, False, True, False, False)
+    (remark,) = [one for one in spec.remarks if "layer_types" in one]
+    assert remark.startswith(f"layer_types has {kind!r}: such layers get full attention")

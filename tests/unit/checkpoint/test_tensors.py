@@ -14,6 +14,7 @@ from vllm_dflash.checkpoint.tensors import (
     quantised_parts,
     required_vocabulary,
     tensor_faults,
+    unread_tensors,
     vocabulary_tensors,
 )
 
@@ -236,3 +237,68 @@ def test_a_norm_is_never_quantised() -> None:
     found = {name: Tensor(shape, "BF16") for name, shape in expected_tensors(spec).items()}
     found["norm.weight_scale"] = Tensor((1,), "F32")
     assert tensor_faults(spec, found) == ["surplus norm.weight_scale [1]"]
+
+
+def test_fused_layers_replace_their_parts() -> None:
+    there = found()
+    parts = [f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
+    rows, width = there[parts[0]].shape
+    for part in parts:
+        del there[part]
+    fused = "layers.0.mlp.gate_up_proj.weight"
+    assert tensor_faults(SPEC, {**there, fused: Tensor((2 * rows, width), "BF16")}) == []
+    (fault,) = tensor_faults(SPEC, {**there, fused: Tensor((rows, width), "BF16")})
+    assert fault.startswith(f"{fused} has shape [{rows}, {width}]")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_unread"),
+    [
+        ("fc.bias", True),
+        ("lm_head.bias", True),
+        ("layers.1.self_attn.bias", True),  # a buffer
+        ("layers.1.mlp.up_proj.bias", True),
+        ("mask_embedding", True),
+        ("layers.2.mlp.up_proj.bias", False),  # no such layer
+        ("other.bias", False),
+        ("layers.1.mlp.up_proj.scale", False),
+        ("mask_hidden", False),
+    ],
+)
+def test_what_vllms_loader_leaves_out_is_no_fault(name: str, is_unread: bool) -> None:
+    spec, one = spec_with(attention_bias=False), {name: Tensor((1,), "F32")}
+    there = {name: of for name, of in found().items() if name in expected_tensors(spec)}
+    there |= {name: of for name, of in found().items() if name in VOCABULARY}
+    assert unread_tensors(spec, {**there, **one}) == ({name} if is_unread else set())
+    assert tensor_faults(spec, there | one) == ([] if is_unread else [f"surplus {name} [1]"])
+
+
+def test_a_bias_that_the_config_names_is_read() -> None:
+    spec = spec_with(attention_bias=True)
+    assert unread_tensors(spec, {"layers.0.self_attn.q_proj.bias": 1}) == set()
+
+
+@pytest.mark.parametrize(
+    ("short", "prefix"), [("", "model."), ("", "draft.model."), ("embed_tokens", "model.")]
+)
+def test_a_prefix_is_named(short: str, prefix: str) -> None:
+    """vLLM's own DFlash refuses these checkpoints, too."""
+    there = {
+        f"{prefix}{name}" if name.startswith(short) else name: of for name, of in found().items()
+    }
+    there.pop(f"{prefix}t2d", None)
+    with pytest.raises(DrafterError) as refused:
+        check_tensors(SPEC, there)
+    count = sum(name.startswith(prefix) for name in there)
+    message = str(refused.value)
+    assert f"which vLLM does not read either: rename {count} tensor(s), '{prefix}" in message
+    if short:
+        assert f"'{prefix}embed_tokens.weight' to 'embed_tokens.weight'" in message
+
+
+def test_surplus_tensors_may_be_removed() -> None:
+    surplus, missing = found(rotary__inv_freq=Tensor((8,), "F32")), found(norm__weight=None)
+    for there, may_be in ((surplus, True), (missing, False)):
+        with pytest.raises(DrafterError) as refused:
+            check_tensors(SPEC, there)
+        assert ("or remove what is surplus" in str(refused.value)) == may_be

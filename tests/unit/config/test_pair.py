@@ -13,6 +13,7 @@ import torch
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.platforms import current_platform
 
+from support.log_lines import log_lines
 from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
@@ -245,6 +246,50 @@ def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -
     save_drafter(tmp_path / "drafter", drafter_config(**config))
     options = resolved(tmp_path / "drafter", config=config)
     assert (options.num_speculative_tokens, options.draft_width) == (width, width)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "asked", "width", "words"),
+    [
+        (
+            8192,
+            4096,
+            None,
+            127,
+            "8192 rows (max_num_batched_tokens) for 64 requests (max_num_seqs)",
+        ),
+        (2048, 4096, None, 64, "num_speculative_tokens in the speculative config sets another"),
+        (1 << 16, 4096, None, 1023, ""),
+        (2048, 4096, 1023, 1023, ""),  # the user's choice
+        (2048, 4096, 500, 500, ""),
+        (2048, 512, 1023, 510, "drafts have up to 510 tokens, not 1023: max_model_len is 512."),
+        (1 << 16, 600, None, 598, "max_model_len is 600"),
+        (2048, 32, None, 30, "max_model_len is 32"),
+    ],
+)
+def test_a_huge_block_is_bounded_by_what_fits(
+    tmp_path: Path, rows: int, length: int, asked: int | None, width: int, words: str
+) -> None:
+    config = {"block_size": 1024}
+    save_drafter(tmp_path / "drafter", drafter_config(**config))
+
+    def fill_in(*_: object) -> None:
+        """vLLM's defaults: both numbers are set here."""
+
+    arguments = engine(
+        max_num_batched_tokens=rows,
+        max_num_seqs=64,
+        _set_default_max_num_seqs_and_batched_tokens_args=fill_in,
+    )
+    settings = SpeculativeSettings.of(
+        {"method": "dflash", "model": str(tmp_path / "drafter"), "num_speculative_tokens": asked}
+    )
+    written = json.loads((tmp_path / "drafter/config.json").read_text())
+    with log_lines() as lines:
+        options = resolve(settings, written, target(max_model_len=length), arguments, parallel())
+    assert options.draft_width == width
+    assert len(lines) == bool(words)
+    assert words in "".join(lines)
 
 
 def test_the_window_reaches_the_engine(drafter: Path) -> None:

@@ -15,9 +15,10 @@ from vllm.model_executor.models.lilicorr import LiLiCorrHead
 
 from reference.reference_lilicorr import ReferenceLattice, walk
 from support.pairs import drafter_config, lilicorr_config
+from vllm_dflash.checkpoint.names import LATTICE, our_name
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import LATTICE, lattice_tensors, our_name
+from vllm_dflash.checkpoint.tensors import lattice_tensors
 from vllm_dflash.model.dflash2_layers import walk as walk_of_blocks
 from vllm_dflash.model.lilicorr_head import load_head, make_head
 

@@ -15,8 +15,8 @@ from support.pairs import Pair, changed_drafter, drafter_config, lilicorr_config
 from support.quantised import OF_THE_HEAD, quantise
 from support.targets import make_target
 from vllm_dflash.checkpoint.headers import Tensor
+from vllm_dflash.checkpoint.names import LATTICE
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.checkpoint.tensors import LATTICE
 from vllm_dflash.tools.inspect.inspection import make_tables
 from vllm_dflash.tools.inspect.memory import loaded_weights
 

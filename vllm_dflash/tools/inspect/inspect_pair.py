@@ -18,6 +18,7 @@ from vllm_dflash.checkpoint.headers import (
     HeadersUnreadableError,
     read_headers_of,
 )
+from vllm_dflash.checkpoint.names import by_our_names
 from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     adapt_to_target,
@@ -27,7 +28,7 @@ from vllm_dflash.checkpoint.pairing import (
 from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, one_line
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.checkpoint.tensors import MAPS, by_our_names, quantised_parts, tensor_faults
+from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
 from vllm_dflash.config.left_to_vllm import target_reasons
 from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts

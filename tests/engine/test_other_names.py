@@ -1,0 +1,91 @@
+"""Checkpoints that vLLM's own DFlash takes, by other names than the published ones: ours accepts as
+many drafts of them as of the demo drafter (docs/checkpoints.md says what vLLM takes)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.engines import DRAFTER, FIXED, engine, greedy, held_out_prompts, token_ids
+
+pytestmark = pytest.mark.usefixtures("runner")
+PROMPTS, PARAMS = held_out_prompts(3), greedy(24)
+Tensors = dict[str, torch.Tensor]
+
+
+def renamed(tensors: Tensors) -> None:
+    """A first layer, a context norm and a projection by names of EAGLE and Muse Glimmer."""
+    for name in [*tensors]:
+        other = name.replace("layers.0.", "midlayer.").replace("fc.", "encoder.fc.")
+        other = other.replace("hidden_norm.", "encoder.output_norm_enc.")
+        tensors[other] = tensors.pop(name)
+
+
+def fused(tensors: Tensors) -> None:
+    """Projections as in the model."""
+    for layer in (f"layers.{number}." for number in range(3)):
+        for whole, parts in (("self_attn.qkv", "qkv"), ("mlp.gate_up", ("gate", "up"))):
+            room = whole.partition(".")[0]
+            each = [tensors.pop(f"{layer}{room}.{part}_proj.weight") for part in parts]
+            tensors[f"{layer}{whole}_proj.weight"] = torch.cat(each)
+
+
+def with_more(tensors: Tensors) -> None:
+    """What vLLM's loader leaves out."""
+    for name in (
+        *("rotary_pos_emb.inv_freq", "rotary_emb.inv_freq_long", "model.t2d", "fc.bias"),
+        *("layers.0.self_attn.bias", "layers.1.self_attn.o_proj.bias", "mask_embedding"),
+    ):
+        tensors[name] = torch.full((256,), 3.0)
+
+
+def no_change(tensors: Tensors) -> None:
+    """Leave the tensors as they are."""
+
+
+def outcome(drafter: Path) -> tuple[list[list[int]], int]:
+    """Return the text and how many drafts were accepted."""
+    speculative = {**FIXED, "model": str(drafter), "free_drafts": "off"}
+    with engine(speculative_config=speculative, max_num_seqs=4) as llm:
+        text = token_ids(llm, PROMPTS, PARAMS)
+        (stats,) = llm.collective_rpc("dflash_stats")
+        return text, stats["accepted_tokens"]
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[list[int]], int]:
+    return outcome(DRAFTER)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (renamed, {}),
+        (fused, {}),
+        (with_more, {}),
+        (no_change, {"layer_types": ["full_attention", "chunked_attention", "linear_attention"]}),
+    ],
+    ids=["renamed", "fused", "with more", "layer types"],
+)
+def test_the_same_drafts_are_accepted(
+    tmp_path: Path,
+    expected: tuple[list[list[int]], int],
+    change: Callable[[Tensors], None],
+    fields: dict[str, Any],
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(DRAFTER, drafter)
+    tensors = load_file(drafter / "model.safetensors")
+    change(tensors)
+    save_file(tensors, drafter / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((drafter / "config.json").read_text())
+    (drafter / "config.json").write_text(json.dumps({**config, **fields}))
+    assert expected[1] > 30
+    assert outcome(drafter) == expected
