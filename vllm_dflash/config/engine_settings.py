@@ -99,7 +99,7 @@ def longest_that_fits(
     """Return how long drafts of up to `width` tokens may be.
 
     A block and a token before it fit the longest request. Unless the user asks for a number, a step
-    also has rows for blocks of as many requests as it admits; `SHORT_ENOUGH` drafts are always left.
+    also has rows for blocks of as many requests as it admits. `SHORT_ENOUGH` drafts always fit.
     """
     from vllm.logger import init_logger
 
