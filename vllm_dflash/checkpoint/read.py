@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from vllm_dflash.checkpoint.architectures import check_architectures
 from vllm_dflash.checkpoint.dialects import (
-    ARCHITECTURE_OF,
     FULL,
     ONLY_NESTED,
     SLIDING,
@@ -35,7 +35,6 @@ from vllm_dflash.checkpoint.rope import ASSUMED_BASE, read_rope
 from vllm_dflash.checkpoint.spec import (
     ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
-    ARCHITECTURES,
     DFlash2,
     DrafterError,
     DrafterShape,
@@ -181,7 +180,7 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
     if not isinstance(nested, dict):
         raise ValueError(f"dflash_config must be an object, config.json says {shown(nested)}")
     architectures = config.get("architectures") or []
-    _check_architecture(architectures)
+    check_architectures(architectures)
     at_top = {name: value for name, value in config.items() if name not in ONLY_NESTED}
     inside = {name: value for name, value in nested.items() if value is not None}
     fields = checked(ZlabConfig, at_top | inside)
@@ -274,48 +273,6 @@ def _check_candidates(
         )
     if count > layers.vocab_size:
         raise ValueError(f"{name} ({count}) must not exceed vocab_size ({layers.vocab_size})")
-
-
-def is_drafter(config: Mapping[str, Any]) -> bool:
-    """Whether this `config.json` claims to be a DFlash drafter's, in either dialect."""
-    if config.get("speculators_model_type") is not None:
-        return config["speculators_model_type"] in [*ARCHITECTURE_OF]
-    written = config.get("architectures")
-    return isinstance(written, list) and any(name in written for name in ARCHITECTURES)
-
-
-def check_not_swapped(
-    drafter: str, config: Mapping[str, Any], target: str, target_config: Mapping[str, Any]
-) -> None:
-    """Refuse a target that is a drafter; the two may be swapped. Raises `DrafterError`."""
-    if not is_drafter(target_config):
-        return
-    if is_drafter(config):
-        raise DrafterError(
-            f"target {target!r} is a DFlash drafter itself. Serve the model that it was trained"
-            " for, and set 'model' in the speculative config to the drafter."
-        )
-    raise DrafterError(
-        f"target {target!r} is a DFlash drafter, and drafter {drafter!r} is not: are the two"
-        f" swapped? If so, serve {drafter!r} and set 'model' in the speculative config to"
-        f" {target!r}."
-    )
-
-
-def _check_architecture(architectures: Any) -> None:
-    if is_drafter({"architectures": architectures}):
-        return
-    if "DSpark" in str(architectures):
-        raise ValueError(
-            f"it is a DSpark checkpoint (architectures {shown(architectures)}), which method"
-            ' "dflash" cannot run, with or without vllm-dflash. Write "method": "dspark" in the'
-            " speculative config"
-        )
-    raise ValueError(
-        "it is not a DFlash checkpoint that can be read: config.json has architectures"
-        f" {shown(architectures)}, expected one of {[*ARCHITECTURES]}. If it is one,"
-        " write that into its config.json, where vLLM reads it too"
-    )
 
 
 def _remarks(nested: dict[str, Any], length_heads: Sequence[str], besides: type[Any]) -> list[str]:

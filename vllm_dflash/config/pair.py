@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_dflash.checkpoint.architectures import check_not_swapped
 from vllm_dflash.checkpoint.headers import HeadersError, read_folder
 from vllm_dflash.checkpoint.pairing import PairingTarget, adapt_to_target, check_pair, drafter_ranks
-from vllm_dflash.checkpoint.read import check_not_swapped, config_field, parse_overridden
+from vllm_dflash.checkpoint.read import config_field, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, Runner, runner_here

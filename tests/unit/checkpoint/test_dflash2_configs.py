@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from support.pairs import as_speculators, dflash2_config, drafter_config
+from vllm_dflash.checkpoint.architectures import is_drafter
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.read import is_drafter, parse_config
+from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DFlash2, DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import expected_tensors, tensor_faults
 

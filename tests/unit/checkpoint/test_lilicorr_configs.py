@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from support.pairs import drafter_config, lilicorr_config
+from vllm_dflash.checkpoint.architectures import is_drafter
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.read import is_drafter, parse_config
+from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec, LiLiCorr
 from vllm_dflash.checkpoint.tensors import expected_tensors, quantised_parts, tensor_faults
 

@@ -18,7 +18,8 @@ from vllm.exceptions import VLLMValidationError
 from support import ROOT
 from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config
-from vllm_dflash.checkpoint.read import is_drafter, read_drafter
+from vllm_dflash.checkpoint.architectures import is_drafter
+from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.vllms_own import SWITCH_OFF
 

@@ -12,6 +12,7 @@ from typing import Any
 from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 
+from vllm_dflash.checkpoint.architectures import check_not_swapped
 from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
@@ -25,7 +26,7 @@ from vllm_dflash.checkpoint.pairing import (
     pair_faults,
     target_faults,
 )
-from vllm_dflash.checkpoint.read import check_not_swapped, load_config, parse_overridden
+from vllm_dflash.checkpoint.read import load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, one_line
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
