@@ -10,7 +10,9 @@ from typing import Any, cast
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from vllm import SamplingParams
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.streaming_events import split_delta
 from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
@@ -114,6 +116,19 @@ class Conversation:
                     ]
         return Answer(reasoning, content, tuple((c[0], c[1]) for _, c in sorted(calls.items())))
 
+    def items(self, lengths: list[int]) -> list[tuple[str, str]]:
+        """The output items that `/v1/responses` makes of such pieces, in order: kind and text."""
+        parser, found = self.parser(), list[tuple[str, str]]()
+        for ids, text, finished in self._pieces(lengths):
+            delta = parser.parse_delta(text, ids, self.request, [1], finished=finished)
+            for one in [] if delta is None else split_delta(delta):
+                for kind, more in _parts(one):
+                    if found and found[-1][0] == kind:
+                        found[-1] = kind, found[-1][1] + more
+                    else:
+                        found.append((kind, more))
+        return found
+
     def _pieces(self, lengths: list[int]) -> list[tuple[list[int], str, bool]]:
         """Tokens, text and whether it is the last, as vLLM's output processor makes them."""
         params = SamplingParams(
@@ -133,3 +148,14 @@ class Conversation:
             reader.update(ids, finished and self.length is None)
             pieces.append((ids, reader.get_next_output_text(finished, True), finished))
         return pieces
+
+
+def _parts(delta: DeltaMessage) -> list[tuple[str, str]]:
+    """What a message has one of: kind and text."""
+    parts = [("reasoning", delta.reasoning or ""), ("text", delta.content or "")]
+    for call in delta.tool_calls or ():
+        made = call.function
+        parts.append((f"call {call.index}", (made and made.arguments) or ""))
+        if made and made.name:
+            parts[-1] = parts[-1][0], f"{made.name} {parts[-1][1]}"
+    return [(kind, text) for kind, text in parts if text or kind.startswith("call")]

@@ -25,7 +25,7 @@ from support.pairs import Pair
 from support.reasoning_dialects import MARKS, REASONING
 from support.streamed_answers import Answer, Conversation
 from support.tool_dialects import FORMATS
-from vllm_dflash.engine.vllm_fixes.streamed_pieces import StreamedText, merge, parse_token_by_token
+from vllm_dflash.engine.vllm_fixes.streamed_pieces import StreamedText, parse_token_by_token
 
 WEATHER = ("get_weather", {"city": "Paris", "days": 3})
 TIME = ("get_time", {"zone": "Europe/Paris"})
@@ -177,23 +177,55 @@ def call(index: int, arguments: str, name: str | None = None) -> DeltaToolCall:
     return DeltaToolCall(id=f"of {index}" if name else None, index=index, function=made)
 
 
+def messages(*deltas: DeltaMessage, finished: bool) -> list[DeltaMessage]:
+    """Return what a client gets for messages that were parsed at once, and one more piece."""
+    answer = Conversation("It rains.", "hermes")
+    text = StreamedText(answer.parser(), answer.request, [1])
+    text.unsent = [*deltas]
+    found = [text.next_message(finished), text.next_message(True)]
+    return [one for one in found if one is not None]
+
+
 def test_one_message_for_several() -> None:
-    whole: DeltaMessage | None = None
-    for one in (
-        None,
+    deltas = (
         DeltaMessage(reasoning="It "),
         DeltaMessage(reasoning="rains.", content="I "),
         DeltaMessage(content="look.", tool_calls=[call(0, "", "get_time")]),
         DeltaMessage(tool_calls=[call(0, '{"zone"')]),
         DeltaMessage(tool_calls=[call(0, ": 1}"), call(1, "{", "now")]),
         DeltaMessage(tool_calls=[call(1, "}")]),
-        None,
-    ):
-        whole = merge(whole, one)
-    assert whole is not None
+    )
+    (whole,) = messages(*deltas, finished=False)
     assert (whole.reasoning, whole.content) == ("It rains.", "I look.")
     assert whole.tool_calls == [call(0, '{"zone": 1}', "get_time"), call(1, "{}", "now")]
-    assert merge(None, None) is None
+    assert messages(finished=False) == []
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_text_behind_a_call_is_in_the_next_message(finished: bool) -> None:
+    """vLLM sends the text of a message before its calls. Behind the last message there is none."""
+    deltas = (
+        DeltaMessage(tool_calls=[call(0, "{}", "now")]),
+        DeltaMessage(content="It "),
+        DeltaMessage(content="rains."),
+    )
+    found = [(one.content, len(one.tool_calls)) for one in messages(*deltas, finished=finished)]
+    assert found == [("It rains.", 1)] if finished else [(None, 1), ("It rains.", 0)]
+
+
+AROUND = " It rains in Paris, and I look it up once more, and again. "
+
+
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.after_text])
+def test_calls_and_text_come_in_order(name: str) -> None:
+    """Of `/v1/responses`: text behind a call, and between two."""
+    form = FORMATS[name]
+    texts = [form.of(WEATHER) + AROUND]
+    texts += [texts[0] + form.of(TIME) + AROUND] if form.several else []
+    for text in texts:
+        answer = Conversation(text, name)
+        assert [answer.items(cut) for cut in CUTS] == [answer.items([1])] * len(CUTS)
 
 
 def text_by_token(cut: list[int], stop: list[str]) -> list[str]:

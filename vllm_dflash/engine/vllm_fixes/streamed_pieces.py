@@ -46,23 +46,21 @@ def parse_token_by_token() -> None:
     ) -> DeltaMessage | None:
         if not hasattr(self, STATE):
             setattr(self, STATE, StreamedText(self, request, prompt_token_ids))
-        merged: DeltaMessage | None = None
-        pieces = getattr(self, STATE).split(delta_text, delta_token_ids, finished)
+        state: StreamedText = getattr(self, STATE)
+        pieces = state.split(delta_text, delta_token_ids, finished)
         for at, (text, tokens) in enumerate(pieces, 1):
             ends = finished and at == len(pieces)
-            merged = merge(
-                merged, parse_delta(self, text, tokens, request, prompt_token_ids, finished=ends)
-            )
-        return merged
+            delta = parse_delta(self, text, tokens, request, prompt_token_ids, finished=ends)
+            if delta is not None:
+                state.unsent.append(delta)
+        return state.next_message(finished)
 
     parse_pieces.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     DelegatingParser.parse_delta = parse_pieces
 
 
-def merge(before: DeltaMessage | None, after: DeltaMessage | None) -> DeltaMessage | None:
-    """One message for two, so that clients get as many messages as without this file."""
-    if before is None or after is None:
-        return after if before is None else before
+def merge(before: DeltaMessage, after: DeltaMessage) -> None:
+    """Add a message to the one before it."""
     if after.reasoning:
         before.reasoning = (before.reasoning or "") + after.reasoning
     if after.content:
@@ -74,11 +72,10 @@ def merge(before: DeltaMessage | None, after: DeltaMessage | None) -> DeltaMessa
             before.tool_calls = [*(before.tool_calls or ()), call]
         elif more:
             last.function.arguments = (last.function.arguments or "") + more
-    return before
 
 
 class StreamedText:
-    """Where each token of an answer ends in its text."""
+    """Where each token of an answer ends in its text, and what was parsed and not sent."""
 
     def __init__(
         self,
@@ -102,6 +99,7 @@ class StreamedText:
                 ),
             ),
         )
+        self.unsent: list[DeltaMessage] = []
         self.received = 0  # characters
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or [""]
         includes_stop = getattr(request, "include_stop_str_in_output", False)
@@ -123,3 +121,20 @@ class StreamedText:
         cuts = [min(max(end - self.held_back - start, 0), len(text)) for end in ends[:-1]]
         pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
         return [(piece, [token]) for piece, token in zip(pieces, tokens, strict=True)]
+
+    def next_message(self, finished: bool) -> DeltaMessage | None:
+        """Return one message for the unsent ones, so that clients get as many as without this file.
+
+        `/v1/responses` sends the text of a message before its calls. So text that follows a call
+        waits for the next message, unless the answer is `finished`.
+        """
+        if not self.unsent:
+            return None
+        first, *others = self.unsent
+        for number, other in enumerate(others):
+            if first.tool_calls and (other.content or other.reasoning) and not finished:
+                self.unsent = others[number:]
+                return first
+            merge(first, other)
+        self.unsent = []
+        return first
