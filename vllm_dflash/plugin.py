@@ -10,7 +10,7 @@ nothing heavy.
 Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
 example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.
 
-Wrapped vLLM functions (18, 20, 22 and 23 wrap four more):
+Wrapped vLLM functions (18, 20 and 23 wrap three more):
 
  1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
     pass the user's speculative config before any process starts, so a pair that does not fit can

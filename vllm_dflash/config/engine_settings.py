@@ -54,8 +54,8 @@ def refuse(engine_args: EngineArgs, parallel: ParallelConfig) -> None:
     faults = []
     if engine_args.watermark_config is not None:
         faults.append(
-            "a watermark needs sampled drafts. Leave --watermark-config out, leave the"
-            ' speculative config out, or add "draft_sample_method": "probabilistic" to it: then'
+            "a watermark needs drafts that are sampled with it. Leave --watermark-config out, leave"
+            ' the speculative config out, or add "draft_sample_method": "probabilistic" to it: then'
             " vLLM's own DFlash runs the engine (vLLM 0.33 and later)."
         )
     if parallel.distributed_executor_backend == "ray" and current_platform.is_cpu():
@@ -254,8 +254,12 @@ def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) ->
     config["draft_tensor_parallel_size"] = options.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
         why = "" if options.draws_drafts else "Model Runner V1 cannot draw drafts"
+        if options.tree_nodes:
+            why = "draft trees have the likeliest tokens"
         if config.get("rejection_sample_method", "standard") != "standard":
             why = "drafts are drawn only with the rejection_sample_method 'standard'"
+        if getattr(engine_args, "enable_batch_sharded_sampling", None):
+            why = "drafts are not drawn where ranks share the sampling of a batch"
         if why:
             init_logger("vllm.dflash").warning(
                 "draft_sample_method 'probabilistic' is ignored: %s. Drafts are the most likely"

@@ -91,20 +91,25 @@ def test_synthetic_rates_are_as_many_as_drafts(rates: list[float], expected: lis
 
 
 @pytest.mark.parametrize(
-    ("draws", "method", "why"),
+    ("options", "method", "shards", "why"),
     [
-        (True, None, None),
-        (True, "standard", None),
-        (True, "block", "drafts are drawn only with the rejection_sample_method 'standard'"),
-        (False, None, "Model Runner V1 cannot draw drafts"),
+        ({}, None, False, None),
+        ({}, "standard", False, None),
+        ({}, "block", False, "drafts are drawn only with the rejection_sample_method 'standard'"),
+        ({}, None, True, "drafts are not drawn where ranks share the sampling of a batch"),
+        ({"tree_nodes": 15}, None, False, "draft trees have the likeliest tokens"),
+        ({"draws_drafts": False}, None, False, "Model Runner V1 cannot draw drafts"),
     ],
 )
-def test_who_can_draw_drafts(draws: bool, method: str | None, why: str | None) -> None:
+def test_who_can_draw_drafts(
+    options: dict[str, Any], method: str | None, shards: bool, why: str | None
+) -> None:
     """vLLM is always told that drafts are greedy, since it would keep the logits of others."""
     other = {} if method is None else {"rejection_sample_method": method}
     config = {"model": "it", "draft_sample_method": "probabilistic", **other}
     with log_lines() as lines:
-        found = written(config, replace(PLAIN, draws_drafts=draws))
+        flags = {"enable_batch_sharded_sampling": shards}
+        found = written(config, replace(PLAIN, **{"draws_drafts": True, **options}), **flags)
     assert found == {**ALWAYS, **other, "draft_sample_method": "greedy"}
     assert [line.split(". ")[0] for line in lines] == [
         f"WARNING draft_sample_method 'probabilistic' is ignored: {why}"

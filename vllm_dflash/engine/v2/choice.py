@@ -1,10 +1,9 @@
 """Takes each request's drafts from its block or its text, and estimates each draft's chance.
 
-Drafts are the drafter's likeliest tokens, or the tokens that followed the same words before: none
-is drawn at random. A draft's chance depends only on what was known before its own position was
-sampled: the text, the drafter's distributions and the outcomes of earlier drafts. It never depends
-on a token sampled for that position. So which drafts are tried, and how many, says nothing about
-the token that the target will draw there, and the target's distribution is unchanged.
+Whatever is chosen, the text does not change: verification draws what plain decoding would, and no
+draw reads a draft (`drawing.py`). Where vLLM verifies by rejection instead, no draft is drawn, and
+the chance of a draft depends on the text, the drafter's distributions and the outcomes of earlier
+drafts, never on a token sampled for its own position. So the target's distribution is unchanged.
 """
 
 from __future__ import annotations

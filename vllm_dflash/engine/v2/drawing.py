@@ -6,9 +6,8 @@ position. A draft is accepted if it is the token drawn before it; the first draw
 the bonus token. So no draw depends on a draft. With a seed, the text is plain decoding's, token for
 token, at any temperature and whatever is drafted.
 
-A draft is accepted with the target's probability of it, as by rejection sampling of drafts that are
-not random themselves (arXiv 2211.17192, section 2.3). That takes vLLM six launches, and this two.
-Steps without drafts are drawn by the same two.
+That takes two launches, and vLLM's rejection sampling six. Steps without drafts are drawn by the
+same two. Drafts may be drawn with the same noise, so that more are accepted (`draft_noise.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ and a graph:
     grade     see which of each slot's drafts were accepted                  (grading.py)
     report    send that to the host, if the plan wants it                    (exchange.py)
     graph     prepare inputs, store context, draft a block                   (vLLM's)
-              find the block's likeliest tokens, and its confidence          (confidence.py)
+              find or draw the block's tokens, and their confidence          (confidence.py,
+                                                                             draft_noise.py)
               learn from what was graded, count it                           (grading.py)
               look up what the requests' own texts predict                   (text_look_up.py)
               choose block or text for each request, and rate each draft     (choice.py)

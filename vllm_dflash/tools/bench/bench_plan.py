@@ -32,10 +32,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Workload:
-    """What to measure in every round. Subclasses know more loads than the closed one."""
+    """What to measure in every round. A subclass times steps (`break_even.py`)."""
 
     loads: tuple[str, ...]
-    """Names of loads; none if a set of prompts is measured instead."""
+    """Names of loads; none if a set of prompts or steps are measured instead."""
     concurrency: tuple[int, ...]
     tokens: int
     """New tokens per request."""

@@ -12,7 +12,8 @@ START = "vllm_dflash.tools.bench.step_answers:StepAnswers.start"
 """What an `EngineProcess` starts for these answers."""
 DOES_NOT_FIT = (
     "the engine does not hold all requests: {served} of {all} decode in a step. Lower --concurrency"
-    " or --context, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or --kv-cache-memory-bytes."
+    " or --context, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or --kv-cache-memory-bytes. If the"
+    " first answers end while prompts are still read, raise --max-model-len."
 )
 WRONG_DRAFTS = (
     "vLLM verified {draft_tokens:.0f} drafts of {all} and accepted {accepted_tokens:.0f}, so these"
