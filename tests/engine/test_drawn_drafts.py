@@ -44,7 +44,7 @@ def counts(llm: LLM) -> tuple[int, int]:
 def test_more_of_them_are_accepted(
     drafter: str, requests: int, tokens: int, temperatures: list[float]
 ) -> None:
-    """Of drafters whose rows know nothing of each other, and of those that walk."""
+    """Drafters whose rows know nothing of each other, and drafters that walk."""
     found = {}
     for method in ("greedy", "probabilistic"):
         asked = {**FIXED, "model": str(DEMO / drafter), "draft_sample_method": method}

@@ -13,7 +13,7 @@ from support.engines import FIXED, engine, held_out_prompts
 
 pytestmark = pytest.mark.engine
 PROMPTS = [prompt * 2 for prompt in held_out_prompts(6)]
-"""Of 3 to 7 blocks of the cache."""
+"""Prompts of 3 to 7 blocks of the cache."""
 HITS = ("hits", "queries")
 ACCEPTED = ("spec_decode_num_accepted_tokens", "spec_decode_num_drafts")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from math import log2
 from pathlib import Path
@@ -173,35 +174,58 @@ def launched_kernels() -> dict[str, Path]:
     }
 
 
-def memory_of(cubin: bytes) -> dict[str, int]:
-    """Return the registers of a thread, and the bytes that it spills to memory."""
+def examined(cubin: bytes, tool: str, option: str) -> str:
+    """Return what a tool of Triton's prints of machine code."""
     from triton import knobs
 
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [getattr(knobs.nvidia, tool).path, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def memory_of(cubin: bytes) -> dict[str, int]:
+    """Return the registers of a thread, and the bytes that it spills to memory."""
+    told = examined(cubin, "cuobjdump", "--dump-resource-usage")
     return {
         name: int(told.partition(f"{word}:")[2].split()[0])
         for name, word in (("registers", "REG"), ("spilled", "STACK"))
     }
 
 
-def main() -> None:
-    pretend_a_device()
+def compiled(
+    kernel: Any,
+    types: Mapping[str, str],
+    fixed: Mapping[str, Any],
+    gpu: int,
+    aligned: Mapping[tuple[int], Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Compile a kernel. `types` of arguments, of which others are numbers; `fixed` ones; where they
+    are `aligned`."""
     import triton
     from triton.backends import backends
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    backends.pop("cpu", None)  # it compiles nothing; vLLM, once imported, does without it
+    signature = {
+        each: "constexpr" if each in fixed else types.get(each, "i32") for each in kernel.arg_names
+    }
+    constants = {(kernel.arg_names.index(each),): fixed[each] for each in fixed}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
+
+
+def main() -> None:
+    pretend_a_device()
     from vllm_dflash.engine.v2.trees.tree_kernels import tile_of
 
     all_kernels: dict[str, Any] = {}
     for name, file in launched_kernels().items():
         place = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
         all_kernels[name] = getattr(import_module(place), name.split(".")[1])
-    del backends["cpu"]  # it compiles nothing
     assert all_kernels.keys() == CASES.keys()
     for name, kernel in all_kernels.items():
         for case in CASES[name]:
@@ -210,22 +234,16 @@ def main() -> None:
             options = {each: case[each] for each in case if each == "num_stages"}
             types = {**TYPES, **{each: case[each] for each in case if each.islower()}}
             fixed = {each: value for each, value in case.items() if each.isupper() or value is None}
-            signature = {
-                each: "constexpr" if each in fixed else types.get(each, "i32")
-                for each in kernel.arg_names
-            }
-            constants = {(kernel.arg_names.index(each),): fixed[each] for each in fixed}
             # As in use: PyTorch's memory begins at such addresses, and strides are such numbers.
             aligned = {
                 (param.num,): [["tt.divisibility", 16]]
                 for param in kernel.params
                 if param.name not in fixed
-                and signature[param.name] != "fp32"
+                and types.get(param.name) != "fp32"
                 and not param.do_not_specialize
             }
             for gpu in map(int, sys.argv[1:]):
-                source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-                made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=options)
+                made = compiled(kernel, types, fixed, gpu, aligned, **options)
                 assert made.asm["cubin"]
                 found = {"gpu": gpu, "kernel": name, "shared": made.metadata.shared}
                 on_the_way = re.findall(r"cp\.async\.wait_group\s+(\w+)", made.asm["ptx"])

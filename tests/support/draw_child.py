@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections import Counter
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from emulated.interpreter import pretend_a_device
+from support.compile_child import compiled, examined
 
 BLOCK = 1024
 POINTERS = {"row_slots": "*i64", "rows": "*i64", "positions": "*i64", "tokens": "*i32"}
@@ -41,13 +40,7 @@ KINDS |= {"DFMA": "fused", "DMUL": "products", "DADD": "sums"}
 
 def arithmetic(cubin: bytes) -> Counter[str]:
     """Count the floating-point instructions of machine code."""
-    from triton import knobs
-
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = examined(cubin, "nvdisasm", "-c")
     found: Counter[str] = Counter()
     for name, pair in re.findall(rf"\b({'|'.join(KINDS)})(2?)\b", told):
         found[KINDS[name]] += 2 if pair else 1
@@ -56,25 +49,12 @@ def arithmetic(cubin: bytes) -> Counter[str]:
 
 def main() -> None:
     pretend_a_device()
-    import triton
-    from triton.backends import backends
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
     from vllm.v1.worker.gpu.sample.gumbel import _gumbel_sample_kernel
 
     from vllm_dflash.engine.v2.drawing_kernels import TILE, _draw
 
-    del backends["cpu"]  # it compiles nothing
-
     def count(kernel: Any, types: dict[str, str], fixed: dict[str, Any], gpu: int) -> Counter[str]:
-        signature = {
-            name: "constexpr" if name in fixed else types.get(name, "i32")
-            for name in kernel.arg_names
-        }
-        constants = {(kernel.arg_names.index(name),): fixed[name] for name in fixed}
-        source = ASTSource(kernel, signature, constexprs=constants)
-        made = triton.compile(source, target=GPUTarget("cuda", gpu, 32))
-        return arithmetic(made.asm["cubin"])
+        return arithmetic(compiled(kernel, types, fixed, gpu).asm["cubin"])
 
     for gpu in map(int, sys.argv[1:]):
         for dtype in ("*bf16", "*fp32"):

@@ -5,32 +5,14 @@ A seeded text depends on it: steps without drafts are drawn by either, steps wit
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import groupby
 
-import pytest
-
-from support import importing_support
+from support.compiled_kernels import for_gpus, told_by
 
 
-@pytest.mark.parametrize(
-    "gpus",
-    [("90",), pytest.param(("80", "86", "100", "120"), marks=pytest.mark.slow)],
-    ids=" ".join,
-)
+@for_gpus
 def test_draws_have_the_same_arithmetic(gpus: tuple[str, ...]) -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "support.draw_child", *gpus],
-        env={**os.environ, **importing_support(), "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    made = [json.loads(line) for line in child.stdout.splitlines()]
+    made = told_by("draw_child", gpus)
     for (gpu, fp64), kernels in groupby(
         sorted(made, key=lambda one: (one["gpu"], one["fp64"])),
         key=lambda one: (one["gpu"], one["fp64"]),

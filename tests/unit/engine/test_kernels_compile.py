@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
-import pytest
-
-from support import importing_support
 from support.compile_child import CASES
+from support.compiled_kernels import for_gpus, told_by
 
 
-@pytest.mark.parametrize(
-    "gpus",
-    [("90",), pytest.param(("80", "86", "100", "120"), marks=pytest.mark.slow)],
-    ids=" ".join,
-)
+@for_gpus
 def test_all_kernels_compile_for_gpus(gpus: tuple[str, ...]) -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "support.compile_child", *gpus],
-        env={**os.environ, **importing_support(), "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    made = [json.loads(line) for line in child.stdout.splitlines()]
+    made = told_by("compile_child", gpus)
     assert len(made) == len(gpus) * sum(len(cases) for cases in CASES.values())
     # Memory of a thread block on the GPUs with the least: 99 KiB at capability 8.6 and 8.9.
     assert [one for one in made if one["shared"] > 99 * 1024] == []

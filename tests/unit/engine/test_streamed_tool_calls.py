@@ -219,7 +219,7 @@ AROUND = " It rains in Paris, and I look it up once more, and again. "
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.after_text])
 def test_calls_and_text_come_in_order(name: str) -> None:
-    """Of `/v1/responses`: text behind a call, and between two."""
+    """Text behind a call, and between two, is an item of its own in `/v1/responses`."""
     form = FORMATS[name]
     texts = [form.of(WEATHER) + AROUND]
     texts += [texts[0] + form.of(TIME) + AROUND] if form.several else []

@@ -50,8 +50,7 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
                 capsize=2,
                 **styles[side.name],
             )
-        axis = CONCURRENCY
-        panel.set(title=load, xlabel=axis, ylabel="tokens/s relative to plain")
+        panel.set(title=load, xlabel=CONCURRENCY, ylabel="tokens/s relative to plain")
         panel.grid(alpha=0.3)
         panel.legend()
     figure.savefig(path, dpi=120)
