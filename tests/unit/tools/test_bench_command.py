@@ -14,7 +14,9 @@ from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 
-NOT_WIDENED = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
+TARGET = ["--target", str(DEMO / "target")]
+NOT_WIDENED = [*TARGET, "--drafter", str(DEMO / "drafter")]
+BREAK_EVEN = [*TARGET, "--break-even"]
 
 
 @pytest.fixture
@@ -48,6 +50,11 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         (["--demo", "nowhere"], "nowhere"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
+        ([*BREAK_EVEN, "--drafter", "a"], "without a drafter: leave out --drafter."),
+        ([*BREAK_EVEN, "--beside", "ngram", "--quick"], "leave out --beside, --quick."),
+        ([*BREAK_EVEN, "--temperature", "0.7"], "leave out --temperature."),
+        ([*BREAK_EVEN, "--concurrency", "65"], "raise --max-num-seqs"),
+        ([*TARGET, "--context", "64"], "--context needs --break-even"),
     ],
 )
 def test_refused_with_the_remedy(

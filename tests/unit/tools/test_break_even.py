@@ -20,7 +20,6 @@ from vllm_dflash.tools.bench.break_even import verifying_side
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
 from vllm_dflash.tools.bench.step_answers import StepAnswers, check_drafts
-from vllm_dflash.tools.console import COULD_NOT_RUN
 from vllm_dflash.tools.stepped_engine import Output
 
 TARGET = str(DEMO / "target")
@@ -123,28 +122,6 @@ def test_defaults(
     assert "enable_prefix_caching" not in arguments  # prompts of every round are read once
     assert comparison.workload.concurrency == (1, 4, 16)
     assert comparison.workload.seconds_of_round == 3 * 2.0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--break-even", "--drafter", "a"], "without a drafter: leave out --drafter."),
-        (["--break-even", "--beside", "ngram", "--quick"], "leave out --beside, --quick."),
-        (["--break-even", "--temperature", "0.7"], "leave out --temperature."),
-        (["--break-even", "--concurrency", "65"], "raise --max-num-seqs"),
-        (["--context", "64"], "--context needs --break-even"),
-    ],
-)
-def test_what_does_not_go_together(
-    tmp_path: Path,
-    comparisons: list[Comparison],
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    assert bench(tmp_path, *arguments) == COULD_NOT_RUN
-    assert message in capsys.readouterr().err
-    assert not comparisons
 
 
 def test_gpus_have_vllms_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
