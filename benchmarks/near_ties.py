@@ -101,17 +101,15 @@ def main() -> None:
         for kind, model in models.items():
             mine = log_probs(model, text, ids.shape[1])
             chosen = plain.gather(1, mine.argmax(-1)[:, None])[:, 0]
-            regret = (
-                plain.amax(-1) - chosen
-            )  # 0 where the same token, or an equal logit, was chosen
+            regret = plain.amax(-1) - chosen
             differ = (mine.argmax(-1) != plain.argmax(-1)).sum()
             distance = (mine - exact).abs().amax(-1).mean()
             measured[kind].append((int(differ), float(regret.max()), float(distance)))
     for kind, texts in measured.items():
-        differ, regrets, distances = zip(*texts, strict=True)
+        counts, regrets, distances = zip(*texts, strict=True)
         result = {
-            "texts that differ": sum(map(bool, differ)),
-            "places": sum(differ),
+            "texts that differ": sum(map(bool, counts)),
+            "places": sum(counts),
             "largest regret": round(max(regrets), 3),
             "distance to float32": round(sum(distances) / len(texts), 4),
         }
