@@ -24,7 +24,7 @@ from vllm_dflash.checkpoint.headers import (
     Tensor,
     loading_pattern,
     read_folder,
-    read_headers_of,
+    read_headers,
 )
 
 MATRIX, ROW = Tensor((3, 5), "BF16"), Tensor((7,), "I64")
@@ -196,7 +196,7 @@ def cached(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> None:
 
 
 def test_a_folder_needs_no_hub(folder: Path, asked: list[Any]) -> None:
-    assert read_headers_of(str(folder)) == FOUND
+    assert read_headers(str(folder)) == FOUND
     assert asked == []
 
 
@@ -205,7 +205,7 @@ def test_a_repository(
     monkeypatch: pytest.MonkeyPatch, asked: list[Any], missing: Exception
 ) -> None:
     cached(monkeypatch, missing)
-    headers = read_headers_of(REPOSITORY, "abc")
+    headers = read_headers(REPOSITORY, "abc")
     assert headers == FOUND
     assert asked == [(REPOSITORY, "abc")]
 
@@ -215,17 +215,17 @@ def test_the_cache_is_asked_first(
 ) -> None:
     write_index(folder, {"matrix": "a.safetensors"})
     cached(monkeypatch, folder)
-    assert read_headers_of(REPOSITORY, "abc").files == ("a.safetensors",)
+    assert read_headers(REPOSITORY, "abc").files == ("a.safetensors",)
     # Without an index, only the name `model.safetensors` says that nothing is missing.
     (folder / INDEX).unlink()
-    assert read_headers_of(REPOSITORY, "abc") == FOUND
+    assert read_headers(REPOSITORY, "abc") == FOUND
     assert len(asked) == 1
     (folder / "b.safetensors").rename(folder / "model.safetensors")
-    assert read_headers_of(REPOSITORY, "abc").files == ("a.safetensors", "model.safetensors")
+    assert read_headers(REPOSITORY, "abc").files == ("a.safetensors", "model.safetensors")
     assert len(asked) == 1
     # A download that was interrupted.
     write_index(folder, {"matrix": "a.safetensors", "row": "b.safetensors"})
-    assert read_headers_of(REPOSITORY, "abc") == FOUND
+    assert read_headers(REPOSITORY, "abc") == FOUND
     assert len(asked) == 2
 
 
@@ -246,7 +246,7 @@ def test_no_network(
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
     message = rf"^the hub returned no headers of .*\({said}\)$"
     with pytest.raises(HeadersNotCheckedError, match=message):
-        read_headers_of(REPOSITORY, "abc")
+        read_headers(REPOSITORY, "abc")
     assert asked == []
 
 
@@ -259,4 +259,4 @@ def test_a_type_of_tomorrow(
             read_folder(folder)
     monkeypatch.setitem(FOUND.tensors, "row", Tensor((7,), "F3"))
     with pytest.raises(HeadersError, match=r"^tensor row is of unknown type F3$"):
-        read_headers_of(REPOSITORY, "abc")
+        read_headers(REPOSITORY, "abc")

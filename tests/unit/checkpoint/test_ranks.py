@@ -3,7 +3,7 @@
 import pytest
 
 from support.pairs import drafter_config, lilicorr_config
-from vllm_dflash.checkpoint.pairing import describe_ranks, drafter_ranks, undivided
+from vllm_dflash.checkpoint.pairing import describe_ranks, drafter_ranks, undivided_parts
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 
@@ -26,7 +26,7 @@ def test_what_does_not_divide(
 ) -> None:
     sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     spec = parse_config("it", drafter_config(**sizes, intermediate_size=rows))
-    assert undivided(spec, ranks) == left
+    assert undivided_parts(spec, ranks) == left
     assert drafter_ranks(spec, ranks) == (1 if left else ranks)
     assert drafter_ranks(spec, ranks, asked=1) == 1
     if left:

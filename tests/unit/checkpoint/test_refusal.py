@@ -12,13 +12,13 @@ from vllm_dflash.checkpoint.refusal import (
     checked,
     described,
     flag,
-    folder_fault,
+    integer,
     looks_local,
+    missing_model_reason,
     nearest,
     one_line,
     positive,
     shown,
-    whole,
 )
 
 
@@ -26,8 +26,8 @@ def fields() -> type[BaseModel]:
     class Written(BaseModel):
         model_config = ConfigDict(strict=True)
 
-        size: int = whole(least=2, most=9)
-        half: int = whole(lambda of: of["size"] // 2)
+        size: int = integer(least=2, most=9)
+        half: int = integer(lambda read: read["size"] // 2)
         eps: float = positive(0.5)
         on: bool = flag(False)
         name: str = described("x", "a short name", max_length=3)
@@ -100,7 +100,7 @@ def test_inside_and_said() -> None:
 
 def test_a_field_without_a_default_has_to_be_there() -> None:
     class Written(BaseModel):
-        size: int = whole()
+        size: int = integer()
         eps: float = positive()
 
     with pytest.raises(ValueError, match="size must") as refused:
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
         str(tmp_path / "whole"): None,
         "z-lab/Qwen3-8B-DFlash-b16": None,  # a repository
     }.items():
-        assert folder_fault(name) == fault, name
+        assert missing_model_reason(name) == fault, name
         assert looks_local(name) == (not name.startswith("z-lab")), name
 
 

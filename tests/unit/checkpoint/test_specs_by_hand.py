@@ -166,10 +166,10 @@ def test_rotation_by_layer_type(changes: Fields, means: Fields) -> None:
 
 def test_a_users_window_limits_every_layer() -> None:
     spec = parse_config("it", {**QWEN, "layer_types": MIXED, "sliding_window": 20})
-    assert [spec.window_of(number) for number in range(5)] == [20, None, 20, 20, None]
+    assert [spec.layer_window(number) for number in range(5)] == [20, None, 20, 20, None]
     for window, found in ((12, [12] * 5), (30, [20, 30, 20, 20, 30])):
         limited = spec.model_copy(update={"draft_window": window})
-        assert [limited.window_of(number) for number in range(5)] == found
+        assert [limited.layer_window(number) for number in range(5)] == found
         assert DrafterSpec.model_validate_json(limited.model_dump_json()) == limited
 
 

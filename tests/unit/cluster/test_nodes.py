@@ -34,7 +34,7 @@ def test_the_probe_travels_without_our_package(monkeypatch: pytest.MonkeyPatch) 
     answer = pickle.loads(sent)()
     assert answer["problem"].startswith("ModuleNotFoundError: ")
     assert "vllm_dflash" in answer["problem"]
-    assert answer["preload_fault"] == "has no /no/such.so"
+    assert answer["preload_unsupported_reason"] == "has no /no/such.so"
     assert answer["python"] == sys.executable
 
 
@@ -50,7 +50,7 @@ def test_whether_a_node_takes_the_engines_preload(
     monkeypatch: pytest.MonkeyPatch, files: list[str], own: str, fault: str | None
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", own)
-    assert build_probe(files)().get("preload_fault") == fault
+    assert build_probe(files)().get("preload_unsupported_reason") == fault
 
 
 OWN = {"vllm-dflash": __version__, BUILD: "b1", "vLLM": "0.32.0"}

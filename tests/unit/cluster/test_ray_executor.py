@@ -234,7 +234,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
     monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # read elsewhere
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
-    monkeypatch.setattr(CPURayExecutor, "_place", lambda _: places)
+    monkeypatch.setattr(CPURayExecutor, "_place_workers", lambda _: places)
     executor = object.__new__(CPURayExecutor)
     executor.parallel_config = SimpleNamespace(placement_group=SimpleNamespace(bundle_specs=serve))
     if error:
@@ -284,12 +284,12 @@ def test_cpus_that_an_engine_has_reserved_are_given_back(
     ray = SimpleNamespace(is_initialized=lambda: True, util=util)
     monkeypatch.setattr(ray_executor, "ray", ray)
     monkeypatch.setattr(ray_executor, "reserve_cpus", lambda workers: f"CPUs of {workers}")
-    monkeypatch.setattr(ray_executor, "placed_bundles", lambda group, workers: [group])
+    monkeypatch.setattr(ray_executor, "worker_bundles", lambda group, workers: [group])
     monkeypatch.setattr(RayExecutorV2, "shutdown", lambda _: None)
     executor: Any = CPURayExecutor.__new__(CPURayExecutor)
     executor._own_group = None
     executor.parallel_config = SimpleNamespace(world_size=2, placement_group=None)
-    assert executor._place() == ["CPUs of 2" if is_own else "the caller's"]
+    assert executor._place_workers() == ["CPUs of 2" if is_own else "the caller's"]
     assert removed == []
     executor.shutdown()
     executor.shutdown()
