@@ -18,7 +18,6 @@ from vllm_dflash.checkpoint.headers import (
     BITS,
     INDEX,
     Headers,
-    HeadersError,
     HeadersNotCheckedError,
     HeadersUnreadableError,
     Tensor,
@@ -53,7 +52,6 @@ FOUND = Headers(("a.safetensors", "b.safetensors"), {"matrix": MATRIX, "row": RO
     ("dtype", "num_bytes", "is_floating"),
     [
         ("F64", 192, True),
-        ("F32", 96, True),
         ("BF16", 48, True),
         ("F8_E4M3", 24, True),
         ("BOOL", 24, False),
@@ -144,7 +142,7 @@ def test_an_index_that_is_none(index: bytes) -> None:
 @pytest.mark.parametrize(
     ("names", "pattern"),
     [
-        (["model.safetensors"], "model.safetensors"),
+        ([], "*.safetensors"),  # no index
         (["m[1].safetensors"], "m[[]1].safetensors"),
         (["m-1-of-2.safetensors", "m-2-of-2.safetensors"], "m-*.safetensors"),
         (["x?-1.safetensors", "x?-2.safetensors"], "x[?]-*.safetensors"),
@@ -153,11 +151,7 @@ def test_an_index_that_is_none(index: bytes) -> None:
 )
 def test_the_narrowest_pattern(names: list[str], pattern: str) -> None:
     index = json.dumps({"weight_map": {str(number): name for number, name in enumerate(names)}})
-    assert loading_pattern("it", index.encode()) == pattern
-
-
-def test_without_an_index_the_pattern_is_all_files() -> None:
-    assert loading_pattern("it", None) == "*.safetensors"
+    assert loading_pattern("it", index.encode() if names else None) == pattern
 
 
 # --- repositories ---------------------------------------------------------------------------------
@@ -195,19 +189,15 @@ def cached(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
 
 
-def test_a_folder_needs_no_hub(folder: Path, asked: list[Any]) -> None:
+def test_a_folder_needs_no_hub_and_a_repository_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+) -> None:
     assert read_headers(str(folder)) == FOUND
     assert asked == []
-
-
-@pytest.mark.parametrize("missing", [OSError("no"), HFValidationError("no name")])
-def test_a_repository(
-    monkeypatch: pytest.MonkeyPatch, asked: list[Any], missing: Exception
-) -> None:
-    cached(monkeypatch, missing)
-    headers = read_headers(REPOSITORY, "abc")
-    assert headers == FOUND
-    assert asked == [(REPOSITORY, "abc")]
+    for missing in (OSError("no"), HFValidationError("no name")):
+        cached(monkeypatch, missing)
+        assert read_headers(REPOSITORY, "abc") == FOUND
+    assert asked == [(REPOSITORY, "abc")] * 2
 
 
 def test_the_cache_is_asked_first(
@@ -231,11 +221,7 @@ def test_the_cache_is_asked_first(
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [
-        (OSError(" offline\nsee here"), "offline"),
-        (KeyError(), "KeyError"),
-        (OSError(" "), "OSError"),
-    ],
+    [(OSError(" offline\nsee here"), "offline"), (OSError(" "), "OSError")],
 )
 def test_no_network(
     monkeypatch: pytest.MonkeyPatch, asked: list[Any], error: Exception, said: str
@@ -253,10 +239,7 @@ def test_no_network(
 def test_a_type_of_tomorrow(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:
-    with monkeypatch.context() as older:
-        older.delitem(BITS, "I64")
+    monkeypatch.delitem(BITS, "I64")
+    for model in (str(folder), REPOSITORY):
         with pytest.raises(HeadersNotCheckedError, match=r"^tensor row is of unknown type I64$"):
-            read_folder(folder)
-    monkeypatch.setitem(FOUND.tensors, "row", Tensor((7,), "F3"))
-    with pytest.raises(HeadersError, match=r"^tensor row is of unknown type F3$"):
-        read_headers(REPOSITORY, "abc")
+            read_headers(model, "abc")
