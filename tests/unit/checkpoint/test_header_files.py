@@ -219,23 +219,6 @@ def test_the_cache_is_asked_first(
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(OSError(" offline\nsee here"), "offline"), (OSError(" "), "OSError")],
-)
-def test_no_network(
-    monkeypatch: pytest.MonkeyPatch, asked: list[Any], error: Exception, said: str
-) -> None:
-    def get_safetensors_metadata(*_: Any, **__: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", get_safetensors_metadata)
-    message = rf"^the hub returned no headers of .*\({said}\)$"
-    with pytest.raises(HeadersNotCheckedError, match=message):
-        read_headers(REPOSITORY, "abc")
-    assert asked == []
-
-
 def test_a_type_of_tomorrow(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:

@@ -57,30 +57,34 @@ OWN = {"vllm-dflash": __version__, BUILD: "b1", "vLLM": "0.32.0"}
 GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", OWN)
 
 
-def another(**changes: Any) -> Node:
-    node = Node("10.0.0.2", "bb", "two", "/opt/python", OWN)
-    return dataclasses.replace(node, **changes)
+BAD = Node("10.0.0.2", "bb", "two", "/opt/python", OWN)
 
 
 @pytest.mark.parametrize(
-    ("node", "fault"),
+    ("installed", "problem", "fault"),
     [
         (
-            another(installed={}, problem="ModuleNotFoundError: vllm_dflash"),
+            {},
+            "ModuleNotFoundError: vllm_dflash",
             "vllm-dflash cannot run there: ModuleNotFoundError: vllm_dflash",
         ),
         (
-            another(installed={**OWN, "vllm-dflash": "0.0.9", BUILD: "b0"}),
+            {**OWN, "vllm-dflash": "0.0.9", BUILD: "b0"},
+            "",
             f"it has vllm-dflash 0.0.9, the engine has {__version__}",
         ),
         (
-            another(installed={**OWN, BUILD: "b2"}),
+            {**OWN, BUILD: "b2"},
+            "",
             "it has another build of vllm-dflash, sources b2, the engine has b1",
         ),
-        (another(installed={**OWN, "vLLM": "0.31.0"}), "it has vLLM 0.31.0, the engine has 0.32.0"),
+        ({**OWN, "vLLM": "0.31.0"}, "", "it has vLLM 0.31.0, the engine has 0.32.0"),
     ],
 )
-def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
+def test_faults_name_the_node_and_the_command(
+    installed: dict[str, str], problem: str, fault: str
+) -> None:
+    node = dataclasses.replace(BAD, installed=installed, problem=problem)
     message = describe_faults([GOOD, node], OWN, "cuda")
     assert message is not None
     first, *lines, last = message.splitlines()

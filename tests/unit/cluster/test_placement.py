@@ -142,10 +142,5 @@ def test_a_binding_with_too_few_parts_is_refused() -> None:
 
 def test_cores_are_numbered_per_socket() -> None:
     """Each socket numbers its cores from 0; a share does not span two sockets unless it must."""
-    cores = [
-        LogicalCPUInfo(0, 0, 1),
-        LogicalCPUInfo(1, 1, 1),
-        LogicalCPUInfo(2, 0, 0),
-        LogicalCPUInfo(3, 1, 0),
-    ]
+    cores = [LogicalCPUInfo(cpu, cpu % 2, 1 - cpu // 2) for cpu in range(4)]
     assert [share_of_cores(cores, "auto", rank, 2) for rank in (0, 1)] == [[2, 3], [0, 1]]
