@@ -284,7 +284,7 @@ class ReferenceDrafter(nn.Module):
             visible = torch.ones(shape, dtype=torch.bool, device=block.device)
         q_pos, k_pos = positions[:, None, -num_queries:, None], positions[:, None, None, :]
         for number, (layer, causal) in enumerate(zip(self.layers, self.spec.causal, strict=True)):
-            seen, window = visible, self.spec.window_of(number)
+            seen, window = visible, self.spec.layer_window(number)
             if causal:
                 seen = seen & (k_pos <= q_pos)
             if window is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_dflash.checkpoint.dialects import ARCHITECTURE_OF
+from vllm_dflash.checkpoint.dialects import ARCHITECTURE_BY_TYPE
 from vllm_dflash.checkpoint.refusal import shown
 from vllm_dflash.checkpoint.spec import ARCHITECTURES, DrafterError
 
@@ -13,7 +13,7 @@ from vllm_dflash.checkpoint.spec import ARCHITECTURES, DrafterError
 def is_drafter(config: Mapping[str, Any]) -> bool:
     """Whether this `config.json` claims to be a DFlash drafter's, in either dialect."""
     if config.get("speculators_model_type") is not None:
-        return config["speculators_model_type"] in [*ARCHITECTURE_OF]
+        return config["speculators_model_type"] in [*ARCHITECTURE_BY_TYPE]
     written = config.get("architectures")
     return isinstance(written, list) and any(name in written for name in ARCHITECTURES)
 

@@ -39,13 +39,15 @@ class ZlabConfig(DrafterShape):
     """Every field that is read from z-lab's format, except rotary ones (`rope.py`)."""
 
     add_swa_attention_sink_bias: bool = flag(False)
-    attention_sink_bias: bool = flag(lambda of: of["add_swa_attention_sink_bias"])
+    attention_sink_bias: bool = flag(lambda read: read["add_swa_attention_sink_bias"])
     layer_types: list[str] = described(
-        lambda of: [FULL] * of["num_layers"], f"a list of {FULL!r} and {SLIDING!r}", fail_fast=True
+        lambda read: [FULL] * read["num_layers"],
+        f"a list of {FULL!r} and {SLIDING!r}",
+        fail_fast=True,
     )
     use_swa: bool = flag(False)
     sliding_window: Any = None
-    swa_window_size: Any = Field(default_factory=lambda of: of["sliding_window"])
+    swa_window_size: Any = Field(default_factory=lambda read: read["sliding_window"])
     """Used and checked only if a layer slides."""
     is_causal: bool | None = flag(None)
     causal: bool | None = flag(None)
@@ -133,7 +135,7 @@ class ZlabConfig(DrafterShape):
 
 AT_TOP_LEVEL = ("block_size", "draft_vocab_size", "target_hidden_size", "quantization_config")
 
-ARCHITECTURE_OF = {"dflash": ARCHITECTURE, "dflash2": ARCHITECTURE_2}
+ARCHITECTURE_BY_TYPE = {"dflash": ARCHITECTURE, "dflash2": ARCHITECTURE_2}
 """Architecture of each supported `speculators_model_type`."""
 
 
@@ -171,15 +173,15 @@ def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
         ValueError: it is another kind of drafter, or one of its own fields is invalid.
     """
     kind = config["speculators_model_type"]
-    if kind not in [*ARCHITECTURE_OF]:  # a list, because JSON values may be unhashable
+    if kind not in [*ARCHITECTURE_BY_TYPE]:  # a list, because JSON values may be unhashable
         hint = '; method "dspark" runs those' if kind == "dspark" else ""
         raise ValueError(
             "it is not a DFlash checkpoint: speculators_model_type is"
             f" {shown(kind)}, expected 'dflash' or 'dflash2'{hint}"
         )
     own = checked(Speculators, config)
-    beside = DFlash2.model_fields if kind == "dflash2" else ()
-    nested = {name: config.get(name) for name in beside} | {
+    extra = DFlash2.model_fields if kind == "dflash2" else ()
+    nested = {name: config.get(name) for name in extra} | {
         "mask_token_id": config.get("mask_token_id"),
         "target_layer_ids": [i - 1 for i in own.aux_hidden_state_layer_ids],
         "sample_from_anchor": config.get("sample_from_anchor"),
@@ -191,7 +193,7 @@ def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
     return {
         **_with_one_rotation(own.transformer_layer_config),
         **{name: config[name] for name in AT_TOP_LEVEL if config.get(name) is not None},
-        "architectures": [ARCHITECTURE_OF[kind]],
+        "architectures": [ARCHITECTURE_BY_TYPE[kind]],
         "dflash_config": nested,
     }
 

@@ -87,7 +87,7 @@ class Headers:
         return dict(Counter(t.dtype for t in self.tensors.values()).most_common())
 
 
-def read_headers_of(model: str, revision: str | None = None) -> Headers:
+def read_headers(model: str, revision: str | None = None) -> Headers:
     """Headers of a folder, of a repository in the local cache, or of one on the hub.
 
     Raises:
@@ -101,7 +101,7 @@ def read_headers_of(model: str, revision: str | None = None) -> Headers:
 
 
 def read_folder(folder: Path) -> Headers:
-    """Headers of a folder's `*.safetensors` files. Raises like `read_headers_of`.
+    """Headers of a folder's `*.safetensors` files. Raises like `read_headers`.
 
     If the folder has an index, only the files that it names, as in vLLM: others hold copies of the
     same weights (`consolidated.safetensors`).
@@ -188,7 +188,7 @@ def _names_in(index: bytes, where: str) -> list[str]:
     try:
         names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        # A decoding error would show the whole file.
+        # A decoding error would show all of the file.
         why = "it is not text" if isinstance(error, UnicodeDecodeError) else repr(error)
         raise HeadersUnreadableError(
             f"{where!r} cannot be read: {why}. Download it again."

@@ -133,7 +133,7 @@ def target_faults(target: PairingTarget) -> list[str]:
     ]
 
 
-def undivided(drafter: DrafterSpec, tp_size: int) -> list[str]:
+def undivided_parts(drafter: DrafterSpec, tp_size: int) -> list[str]:
     """Parts of the drafter that `tp_size` ranks do not divide, in words; empty if there are none.
 
     Fewer key/value heads than ranks are fine if they divide the ranks: ranks then share a head.
@@ -169,14 +169,14 @@ def drafter_ranks(drafter: DrafterSpec, tp_size: int, asked: int | None = None) 
             " does not divide them. Use a divisor of both."
         )
     if asked is None:
-        return 1 if undivided(drafter, tp_size) else tp_size
+        return 1 if undivided_parts(drafter, tp_size) else tp_size
     if asked not in (1, tp_size):
         raise DrafterError(
             f"draft_tensor_parallel_size is {asked}, the target's tensor_parallel_size {tp_size}:"
             f" a drafter is split like its target or not at all. Set {tp_size} or 1, or leave it"
             " out."
         )
-    if asked > 1 and (parts := undivided(drafter, tp_size)):
+    if asked > 1 and (parts := undivided_parts(drafter, tp_size)):
         raise DrafterError(
             f"drafter {drafter.model!r} cannot be split by draft_tensor_parallel_size {asked},"
             f" which does not divide {', '.join(parts)}. Leave it out: then every rank has the"
@@ -189,6 +189,6 @@ def describe_ranks(drafter: DrafterSpec, tp_size: int, ranks: int) -> str:
     """Log message about how a drafter is split over several ranks."""
     if ranks > 1:
         return f"the drafter is split over {ranks} ranks, like the target"
-    parts = undivided(drafter, tp_size)
+    parts = undivided_parts(drafter, tp_size)
     why = f"{', '.join(parts)} do not divide by {tp_size}" if parts else "as configured"
     return f"each of {tp_size} ranks has the whole drafter ({why})"

@@ -1,6 +1,6 @@
 """Read a drafter's `config.json` into a `DrafterSpec`.
 
-Dialects: z-lab's (`dflash_config` beside Qwen3-like fields, or its fields at top level) and the
+Dialects: z-lab's (`dflash_config` alongside Qwen3-like fields, or its fields at top level) and the
 speculators library's (`transformer_layer_config`, tap numbers that count the embedding), which is
 translated to the first. Others are refused by name.
 """
@@ -25,8 +25,8 @@ from vllm_dflash.checkpoint.dialects import (
 )
 from vllm_dflash.checkpoint.refusal import (
     checked,
-    folder_fault,
     looks_local,
+    missing_model_reason,
     nearest,
     one_line,
     shown,
@@ -72,7 +72,7 @@ def read_drafter(
 
 def load_config(model: str, revision: str | None = None) -> dict[str, Any]:
     """The unchanged `config.json` of a folder or a repository. Raises `DrafterError`."""
-    if found := folder_fault(model):
+    if found := missing_model_reason(model):
         raise DrafterError(
             f"drafter {model!r}: {found}. Set 'model' in the speculative config to a folder with a"
             " DFlash checkpoint or to the name of its repository."

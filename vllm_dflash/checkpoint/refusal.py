@@ -16,7 +16,7 @@ LARGEST = 1 << 31
 """Limit of numbers; larger ones are mistakes that would only show as a lack of memory."""
 
 
-def whole(
+def integer(
     default: Any = ..., *, least: int = 1, most: int = LARGEST, alias: str | None = None
 ) -> Any:
     """A field that is an integer from `least` to `most`. `default` may be a function of others."""
@@ -98,7 +98,7 @@ def one_line(error: Exception) -> str:
     return " ".join(lines).split(" [type=")[0]
 
 
-def folder_fault(model: str) -> str | None:
+def missing_model_reason(model: str) -> str | None:
     """Why there is no model at `model`; None if there is one, or if it may be a repository.
 
     The text is meant to follow the model's name and a colon.

@@ -41,7 +41,7 @@ class Rope(BaseModel):
     mscale: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
     mscale_all_dim: float | None = described(None, "a number from 0", ge=0, lt=LARGEST)
     partial_rotary_factor: float | None = described(None, "at most 1", gt=0, le=1)
-    rope_dim: None = described(None, "left out: heads are rotated as a whole")
+    rope_dim: None = described(None, "left out: each head is rotated in full")
 
     @model_validator(mode="after")
     def _is_complete(self) -> Rope:
@@ -55,7 +55,7 @@ def read_rope(config: dict[str, Any], layers: ZlabConfig) -> tuple[dict[str, Any
     """Normalise `rope_parameters` (transformers 5) and `rope_theta`/`rope_scaling` (4).
 
     transformers 5 may have an entry for each type of layer. All layers of a drafter are rotated
-    alike, so those of its types must be equal.
+    equally, so the entries of its layer types must be equal.
 
     Returns:
         The settings, and whether their base was assumed because none is stated.
@@ -73,7 +73,7 @@ def read_rope(config: dict[str, Any], layers: ZlabConfig) -> tuple[dict[str, Any
         for name in ("rope_theta", "partial_rotary_factor")
         if config.get(name) is not None
     }
-    # If there are entries by layer type, other keys beside them are ignored, as in vLLM.
+    # If there are entries by layer type, other keys alongside them are ignored, as in vLLM.
     entries = {name: value for name, value in written.items() if isinstance(value, dict)}
     if entries:
         used = [entries.get(SLIDING if slides else FULL) for slides in layers.slides]

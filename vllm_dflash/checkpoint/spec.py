@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, Strict
 
-from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, positive, whole
+from vllm_dflash.checkpoint.refusal import LARGEST, described, flag, integer, positive
 
 ARCHITECTURE = "DFlashDraftModel"
 """Architecture of DFlash drafters; vLLM finds our draft model under this name."""
@@ -39,13 +39,13 @@ class DFlash2(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    conv_kernel_size: int = whole(most=1024)
+    conv_kernel_size: int = integer(most=1024)
     """Rows of the block that each convolution reads: the row itself and earlier ones."""
-    conv_group_size: int = whole()
+    conv_group_size: int = integer()
     """Channels that share a row's correction of the kernel."""
-    selector_rank: int = whole()
+    selector_rank: int = integer()
     """Length of a token's codes as predecessor and as successor."""
-    selector_top_k: int = whole(most=1024)
+    selector_top_k: int = integer(most=1024)
     """Candidates for each position of the block."""
     input_embedding_scale: float = positive(1.0)
     """Factor on stored embeddings, independent of the target's own scaling."""
@@ -63,22 +63,22 @@ class LiLiCorr(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
 
     enabled: bool = flag(True, alias="lilicorr_enabled")
-    candidate_topk: int = whole(most=16, alias="lilicorr_candidate_topk")
+    candidate_topk: int = integer(most=16, alias="lilicorr_candidate_topk")
     """Candidates for each position of the block; a power of two."""
-    hidden_size: int = whole(0, least=0, alias="lilicorr_hidden_size")
+    hidden_size: int = integer(0, least=0, alias="lilicorr_hidden_size")
     """Width of the head's layers; 0 means the drafter's hidden size."""
-    num_layers: int = whole(most=MOST_LAYERS, alias="lilicorr_num_layers")
-    num_heads: int = whole(alias="lilicorr_num_heads")
+    num_layers: int = integer(most=MOST_LAYERS, alias="lilicorr_num_layers")
+    num_heads: int = integer(alias="lilicorr_num_heads")
     mlp_ratio: float = positive(alias="lilicorr_mlp_ratio")
     """Rows of the layers' MLPs, as a multiple of `hidden_size`."""
-    factor_dim: int = whole(alias="lilicorr_factor_dim")
+    factor_dim: int = integer(alias="lilicorr_factor_dim")
     """Length of the vectors whose cosine scores how well one token follows another."""
     vector_eps: float = positive(alias="lilicorr_vector_eps")
     logit_scale: float = positive(alias="lilicorr_logit_scale")
     """Factor that turns cosines into logits."""
-    conv_kernel_size: int = whole(0, least=0, most=1024)
+    conv_kernel_size: int = integer(0, least=0, most=1024)
     """See `DFlash2`; 0 disables convolutions."""
-    conv_group_size: int = whole(0, least=0)
+    conv_group_size: int = integer(0, least=0)
 
     @property
     def mlp_size(self) -> int:
@@ -94,9 +94,9 @@ class DrafterShape(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
 
-    block_size: int = whole(least=2, most=1024)
+    block_size: int = integer(least=2, most=1024)
     """B: one bonus token and B - 1 mask tokens."""
-    mask_token_id: int = whole(least=0)
+    mask_token_id: int = integer(least=0)
     taps: Annotated[tuple[NonNegativeInt, ...], Strict(False)] = described(
         ...,
         f"a list of 1 to {MOST_LAYERS} layer numbers",
@@ -107,25 +107,25 @@ class DrafterShape(BaseModel):
     )
     """0-based target layers whose OUTPUT is the drafter's context (HF `hidden_states[i + 1]`),
     in ascending order, which is the order of the columns of `fc.weight`."""
-    hidden_size: int = whole()
-    target_hidden_size: int = whole(lambda of: of["hidden_size"])
-    num_target_layers: int | None = whole(None)
+    hidden_size: int = integer()
+    target_hidden_size: int = integer(lambda read: read["hidden_size"])
+    num_target_layers: int | None = integer(None)
     """Layers of the target it was trained for, if the checkpoint says so."""
-    vocab_size: int = whole()
+    vocab_size: int = integer()
     """Size of the target's vocabulary; drafts and the mask token use its ids."""
-    draft_vocab_size: int = whole(lambda of: of["vocab_size"])
+    draft_vocab_size: int = integer(lambda read: read["vocab_size"])
     """Rows of the drafter's own head; a smaller vocabulary comes with a map to the target's."""
-    intermediate_size: int = whole()
-    num_layers: int = whole(most=MOST_LAYERS, alias="num_hidden_layers")
-    num_heads: int = whole(alias="num_attention_heads")
-    num_kv_heads: int = whole(lambda of: of["num_heads"], alias="num_key_value_heads")
-    head_dim: int = whole(lambda of: of["hidden_size"] // of["num_heads"])
+    intermediate_size: int = integer()
+    num_layers: int = integer(most=MOST_LAYERS, alias="num_hidden_layers")
+    num_heads: int = integer(alias="num_attention_heads")
+    num_kv_heads: int = integer(lambda read: read["num_heads"], alias="num_key_value_heads")
+    head_dim: int = integer(lambda read: read["hidden_size"] // read["num_heads"])
     hidden_act: Literal["silu"] = described(
         "silu", "'silu', the only one that vLLM's gated MLP has"
     )
     rms_norm_eps: float = positive(1e-6)
     attention_bias: bool = flag(False)
-    max_position_embeddings: int = whole(32768, most=MOST_POSITIONS)
+    max_position_embeddings: int = integer(32768, most=MOST_POSITIONS)
     is_neox_style: bool = flag(True)
     """Whether rotation pairs the two halves of a head; otherwise it pairs neighbouring numbers."""
     logit_scale: float = positive(1.0)
@@ -152,7 +152,7 @@ class DrafterSpec(DrafterShape):
     base_is_assumed: bool = False
     """Whether the config does not state `rope_theta`."""
     windows: tuple[int | None, ...]
-    """Sliding window of each layer in tokens by the checkpoint; None: the whole context."""
+    """Sliding window of each layer in tokens by the checkpoint; None: the full context."""
     draft_window: int | None = None
     """Largest window that the user gives any layer; None: as the checkpoint says."""
     causal: tuple[bool, ...]
@@ -190,7 +190,7 @@ class DrafterSpec(DrafterShape):
 
     @property
     def num_candidates(self) -> int | None:
-        """Candidates for each position; None if each draft is simply the likeliest token."""
+        """Candidates for each position; None if each draft is simply the argmax."""
         if self.lilicorr is not None:
             return self.lilicorr.candidate_topk
         return None if self.dflash2 is None else self.dflash2.selector_top_k
@@ -206,7 +206,7 @@ class DrafterSpec(DrafterShape):
         that longer requests can be drafted; True for the same types as in vLLM 0.33."""
         return self.rope_parameters["rope_type"] in ("default", "linear", "llama3")
 
-    def window_of(self, number: int) -> int | None:
+    def layer_window(self, number: int) -> int | None:
         """Tokens that layer `number` attends to, the query's own included; None: all."""
         limits = self.windows[number], self.draft_window
         return min((limit for limit in limits if limit is not None), default=None)

@@ -33,7 +33,7 @@ class Node:
     """What must be the same on all nodes: display name to version."""
     problem: str = ""
     """Why `installed` is incomplete; empty if it is complete."""
-    preload_fault: str = ""
+    preload_unsupported_reason: str = ""
     """Why workers on this node cannot use the engine's LD_PRELOAD; empty if they can."""
 
     @property
@@ -63,9 +63,9 @@ def build_probe(preload: Sequence[str] = ()) -> Callable[[], dict[str, Any]]:
         installed: dict[str, str] = {}
         answer = {"host": platform.node(), "python": sys.executable, "installed": installed}
         if missing := [name for name in preload if not os.path.exists(name)]:
-            answer["preload_fault"] = f"has no {', '.join(missing)}"
+            answer["preload_unsupported_reason"] = f"has no {', '.join(missing)}"
         elif preload and os.environ.get("LD_PRELOAD"):  # inherited from its raylet
-            answer["preload_fault"] = "was started with one already"
+            answer["preload_unsupported_reason"] = "was started with one already"
         try:
             package = importlib.import_module("vllm_dflash")
             installed["vllm-dflash"] = package.__version__
@@ -158,7 +158,7 @@ def check_nodes(
 
     Returns:
         The nodes' answers. `preload` (the files in the engine's LD_PRELOAD) affects only
-        `Node.preload_fault`.
+        `Node.preload_unsupported_reason`.
 
     Raises:
         NodeError: nodes lack our package, or have another build of it or another vLLM.

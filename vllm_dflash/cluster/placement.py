@@ -15,7 +15,7 @@ SECONDS_TO_RESERVE = 60.0
 SECONDS_TO_BE_FREED = 10.0
 """How long to wait for CPUs that are still held, such as by an engine that has just exited."""
 
-Place = tuple[int, str, str]
+WorkerBundle = tuple[int, str, str]
 """A worker's bundle: its index, node id and node address, in vLLM's format."""
 
 
@@ -31,7 +31,7 @@ def cpus_per_worker(free: Sequence[float], workers: int) -> int:
     return max(fitting, default=0)
 
 
-def bundles_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> list[int]:
+def largest_bundles(bundles: Sequence[Mapping[str, float]], workers: int) -> list[int]:
     """Return the indices of the `workers` bundles with the most CPUs, ascending.
 
     Raises:
@@ -47,8 +47,8 @@ def bundles_of_workers(bundles: Sequence[Mapping[str, float]], workers: int) -> 
     return sorted(largest)
 
 
-def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]:
-    """Return where workers go, by rank; those on this node come first.
+def worker_bundles(placement_group: PlacementGroup, workers: int) -> list[WorkerBundle]:
+    """Return each worker's bundle, by rank; those on this node come first.
 
     Raises:
         ValueError: the group has too few bundles with a CPU, or is still pending.
@@ -56,7 +56,7 @@ def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]
     import ray
     from ray.util import placement_group_table
 
-    chosen = bundles_of_workers(placement_group.bundle_specs, workers)
+    chosen = largest_bundles(placement_group.bundle_specs, workers)
     nodes = placement_group_table(placement_group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     if pending := [index for index in chosen if nodes[index] not in addresses]:
@@ -65,8 +65,8 @@ def placed_bundles(placement_group: PlacementGroup, workers: int) -> list[Place]
             " ray.get(placement_group.ready()) before the engine starts."
         )
     own = ray.get_runtime_context().get_node_id()
-    placed = [(index, nodes[index], addresses[nodes[index]]) for index in chosen]
-    return sorted(placed, key=lambda bundle: (bundle[1] != own, bundle[1]))
+    found = [(index, nodes[index], addresses[nodes[index]]) for index in chosen]
+    return sorted(found, key=lambda bundle: (bundle[1] != own, bundle[1]))
 
 
 def reserve_cpus(workers: int) -> PlacementGroup:

@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
 
 from vllm_dflash.cluster.nodes import check_nodes
-from vllm_dflash.cluster.placement import Place, placed_bundles, reserve_cpus
+from vllm_dflash.cluster.placement import WorkerBundle, reserve_cpus, worker_bundles
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave, nap_while_waiting
 from vllm_dflash.compatibility import check_vllm
 from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR
@@ -90,12 +90,12 @@ class CPURayExecutor(RayExecutorV2):
             )
         check_vllm(RAY_CPU)  # here, because engines without DFlash may use this executor, too
         try:
-            places = self._place()
+            placed = self._place_workers()
             bundles = self.parallel_config.placement_group.bundle_specs
-            self._threads = int(min(bundles[bundle]["CPU"] for bundle, _, _ in places))
-            where = ", ".join(f"{rank} on node {ip}" for rank, (_, _, ip) in enumerate(places))
+            self._threads = int(min(bundles[bundle]["CPU"] for bundle, _, _ in placed))
+            where = ", ".join(f"{rank} on node {ip}" for rank, (_, _, ip) in enumerate(placed))
             logger.info("Ray workers with %d threads each: %s", self._threads, where)
-            with _names_for_cpus(places):
+            with _vllm_names_replaced(placed):
                 super()._init_executor()
             for queue in self.response_mqs:
                 nap_while_waiting(queue)
@@ -103,8 +103,8 @@ class CPURayExecutor(RayExecutorV2):
             self.shutdown()
             raise
 
-    def _place(self) -> list[Place]:
-        """Connect to Ray and ensure a placement group. Returns the place of each worker."""
+    def _place_workers(self) -> list[WorkerBundle]:
+        """Connect to Ray and ensure a placement group. Returns each worker's bundle."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # as vLLM does
         if not ray.is_initialized():
             ray.init(runtime_env=self.parallel_config.ray_runtime_env)
@@ -113,7 +113,7 @@ class CPURayExecutor(RayExecutorV2):
         if group is None:
             group = self._own_group = reserve_cpus(workers)
         self.parallel_config.placement_group = group
-        return placed_bundles(group, workers)
+        return worker_bundles(group, workers)
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
@@ -131,7 +131,7 @@ class CPURayExecutor(RayExecutorV2):
         preload = os.environ.get("LD_PRELOAD", "")
         files = preload.replace(":", " ").split()
         nodes = check_nodes(self.parallel_config.placement_group, runtime_env, files)
-        without = [node for node in nodes if node.preload_fault]
+        without = [node for node in nodes if node.preload_unsupported_reason]
         if preload and not without:
             variables.setdefault("LD_PRELOAD", preload)
         for node in without:
@@ -139,14 +139,14 @@ class CPURayExecutor(RayExecutorV2):
                 "workers do not get the engine's LD_PRELOAD and may be much slower without it: %s"
                 " %s. Set it when starting each node: LD_PRELOAD=... ray start ...",
                 node.name,
-                node.preload_fault,
+                node.preload_unsupported_reason,
             )
         return runtime_env
 
     def _join_monitor_thread(self) -> None:
         """Let the workers exit and clean up; vLLM's `shutdown` calls this first.
 
-        Workers that vLLM kills leave their shared memory behind.
+        Workers that vLLM kills do not remove their shared memory.
         """
         handles = getattr(self, "ray_worker_handles", [])
         running = [handle.run_ref for handle in handles if handle.run_ref is not None]
@@ -168,21 +168,21 @@ class CPURayExecutor(RayExecutorV2):
 
 
 @contextlib.contextmanager
-def _names_for_cpus(places: list[Place]) -> Iterator[None]:
+def _vllm_names_replaced(placed: list[WorkerBundle]) -> Iterator[None]:
     """Replace three names in vLLM's executor module while our CPU executor starts its workers.
 
     Part of hook 14, in the engine's process. `RayWorkerProc`, `initialize_ray_cluster` and
     `get_bundles_sorted_by_node` ask the platform for its accelerator, and a CPU has none. Only
-    `_init_executor` uses them in their module. By then Ray is connected and workers have their
-    places, so `initialize_ray_cluster` has nothing left to do. No setting achieves this: with "CPU"
-    as the device, `initialize_ray_cluster` refuses bundles of more than one;
+    `_init_executor` uses them in their module. By then Ray is connected and each worker has its
+    bundle, so `initialize_ray_cluster` has nothing left to do. No setting achieves this: with
+    "CPU" as the device, `initialize_ray_cluster` refuses bundles of more than one;
     `VLLM_RAY_BUNDLE_INDICES` could replace `get_bundles_sorted_by_node`, but vLLM reads variables
     once per process and passes them on to its workers.
     """
     ours = {
         "RayWorkerProc": CPURayWorkerProc,
         "initialize_ray_cluster": lambda *_, **__: None,
-        "get_bundles_sorted_by_node": lambda _: places,
+        "get_bundles_sorted_by_node": lambda _: placed,
     }
     theirs = {name: getattr(ray_executor_v2, name) for name in ours}
     vars(ray_executor_v2).update(ours)

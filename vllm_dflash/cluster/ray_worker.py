@@ -17,7 +17,7 @@ from vllm.v1.executor.ray_executor_v2 import RayWorkerProc
 from vllm_dflash.cluster.placement import BINDING, share_of_cores
 
 SECONDS_OF_A_NAP = 50e-6
-"""Short beside a step, which takes 2 ms for a small model."""
+"""Short compared with a step, which takes 2 ms for a small model."""
 
 logger = init_logger("vllm.dflash")
 

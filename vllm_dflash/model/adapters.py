@@ -15,7 +15,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 
-class Unadapted(ContextDecorator):
+class WithoutLoRA(ContextDecorator):
     """Context manager and decorator that replaces LoRA wrappers by the layers they wrap."""
 
     def __init__(self, target: Any) -> None:

@@ -44,9 +44,9 @@ class ContextProjection(nn.Module):
     def fuse_layers(self, attentions: list[BlockAttention]) -> None:
         """Stack the layers' K and V projections and K norms; call after the weights are loaded."""
         self.attentions = attentions
-        # On CUDA, one GEMM makes K and V, and the norm reads the K half of its rows with each
-        # layer's own weight. The CPU's norm takes one weight and contiguous rows: given a half, it
-        # would read V as K. So K and V have separate GEMMs there.
+        # One GEMM makes K and V. On CUDA, the norm reads the K half of its rows with each layer's
+        # own weight. The CPU's norm takes one weight and contiguous rows: given a half, it would
+        # read V as K.
         self.has_grouped_norm = not current_platform.is_cpu()
         self.kv_weight: torch.Tensor | None = None
         self.kv_bias: torch.Tensor | None = None
@@ -91,6 +91,7 @@ class ContextProjection(nn.Module):
             ops.rms_norm(normed, k, self.k_norm_weight, self.eps)
             self._rotate(positions.repeat(len(normed)), normed.flatten(0, 1))
             return normed.transpose(0, 1), v
+        k = k.contiguous()
         normed = torch.empty_like(k)
         ops.rms_norm(normed, k, None, self.eps)
         normed.mul_(self.k_norm_weight[:, None])
@@ -109,17 +110,12 @@ class ContextProjection(nn.Module):
             _, keys, values = zip(*layers, strict=True)
             heads = (-1, self.head_dim)
             return tuple(torch.stack(part, 1).unflatten(-1, heads) for part in (keys, values))
-        if self.has_grouped_norm:
-            k, v = F.linear(z, self.kv_weight, self.kv_bias).chunk(2, dim=-1)
-        else:
-            k_weight, v_weight = self.kv_weight.chunk(2)
-            k_bias, v_bias = (None, None) if self.kv_bias is None else self.kv_bias.chunk(2)
-            k, v = F.linear(z, k_weight, k_bias), F.linear(z, v_weight, v_bias)
+        k, v = F.linear(z, self.kv_weight, self.kv_bias).chunk(2, dim=-1)
         shape = (len(self.attentions), -1, self.head_dim)
         return k.unflatten(-1, shape), v.unflatten(-1, shape)
 
     def _rotate(self, positions: torch.Tensor, keys: torch.Tensor) -> None:
-        """Rotate keys [N, heads, D] in place; positions are [N]. All layers are rotated alike."""
+        """Rotate keys [N, heads, D] in place; positions are [N]. All layers share one rotation."""
         rotary = self.attentions[0].rotary_emb
         ops.rotary_embedding(
             positions,

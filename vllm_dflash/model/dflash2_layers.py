@@ -135,9 +135,9 @@ def walk(candidates: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, 
     blocks = torch.arange(len(scores), device=scores.device)
     chosen = torch.zeros_like(blocks)
     tokens, confidence = [], []
-    for place in range(scores.shape[1]):
-        given = scores[blocks, place, chosen].float()  # [D, C]
+    for position in range(scores.shape[1]):
+        given = scores[blocks, position, chosen].float()  # [D, C]
         best, chosen = given.max(dim=-1)
-        tokens.append(candidates[blocks, place, chosen])
+        tokens.append(candidates[blocks, position, chosen])
         confidence.append(torch.exp(best - given.logsumexp(dim=-1)))
     return torch.stack(tokens, dim=1), torch.stack(confidence, dim=1)

@@ -146,8 +146,8 @@ class DFlashDraftModel(nn.Module):
         return self.vocabulary.logits(hidden_states)
 
     def compute_candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of the likeliest tokens for hidden states [Q, H], and their logits (LiLiCorr: their
-        log-probabilities), [Q, C] each."""
+        """Ids of the C most probable tokens for hidden states [Q, H], and their logits (LiLiCorr:
+        their log-probabilities), [Q, C] each."""
         return self.vocabulary.candidates(hidden_states)
 
     def score_candidates(

@@ -22,7 +22,7 @@ from vllm_dflash.model.dflash2_layers import GroupedConvolution
 
 
 class DraftAttentionCache(Attention):
-    """vLLM's attention, with a cache that keeps the whole context even for sliding-window layers.
+    """vLLM's attention, with a cache that keeps the full context even for sliding-window layers.
 
     A sliding-window cache group would replace old blocks by the null block and need its own block
     table. The kernel applies the window anyway. A drafter has few layers, so one cache group for
@@ -62,7 +62,7 @@ class BlockAttention(nn.Module):
         super().__init__()
         options = EngineOptions.of(vllm_config)
         spec, ranks = options.drafter, options.drafter_ranks
-        self.window, self.causal = spec.window_of(number), spec.causal[number]
+        self.window, self.causal = spec.layer_window(number), spec.causal[number]
         self.head_dim = spec.head_dim
         self.qkv_proj = QKVParallelLinear(
             spec.hidden_size,

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
-from vllm_dflash.model.adapters import Unadapted
+from vllm_dflash.model.adapters import WithoutLoRA
 
 
 class DraftVocabulary(nn.Module):
@@ -62,20 +62,20 @@ class DraftVocabulary(nn.Module):
         if self.spec.dflash2 is not None:
             self._share_tensors(target)
             return
-        unadapted = Unadapted(target)
-        self._embed_candidates = unadapted(lambda token_ids: target.embed_input_ids(token_ids))
+        without_lora = WithoutLoRA(target)
+        self._embed_candidates = without_lora(lambda token_ids: target.embed_input_ids(token_ids))
         if self._embed is None:
             self._embed = self._embed_candidates
         if self.gives_log_probs:
             self._head_of_candidates = self._head_tensors(target, "LiLiCorr")
             return
         if self._head is None:
-            self._head = unadapted(lambda hidden: target.compute_logits(hidden))
+            self._head = without_lora(lambda hidden: target.compute_logits(hidden))
 
     def _share_tensors(self, target: Any) -> None:
         """Share the target's tensors: DFlash 2 scales embeddings and logits by its own config."""
         inner = getattr(target, "model", target)
-        with Unadapted(target):
+        with WithoutLoRA(target):
             if hasattr(inner, "get_input_embeddings"):
                 table = inner.get_input_embeddings()  # transformers models use other names
             else:
@@ -109,9 +109,9 @@ class DraftVocabulary(nn.Module):
         return self._head(hidden_states)
 
     def candidates(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and float32 logits of the C likeliest tokens for rows [Q, H]: [Q, C] each.
+        """Ids and float32 logits of the C most probable tokens for rows [Q, H]: [Q, C] each.
 
-        For LiLiCorr, log-probabilities over the whole vocabulary instead of logits.
+        For LiLiCorr, log-probabilities over the full vocabulary instead of logits.
         """
         assert self.spec.num_candidates is not None
         return self.logits_processor.get_top_k_tokens(

@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from support.drafter_harness import DrafterHarness
 from support.inspected import inspect
 from support.pairs import Pair, make_pair
-from vllm_dflash.checkpoint.headers import INDEX, HeadersError, read_folder
+from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.spec import DrafterError
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -63,18 +63,8 @@ def test_without_an_index_all_files_count(pair: Pair) -> None:
     assert inspect(pair.drafter, pair.target).exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("weight_map", "message"),
-    [
-        ({"norm.weight": "model-00003-of-00003.safetensors"}, r"lacks 'model-00003-of"),
-        ([1], r"model\.safetensors\.index\.json' cannot be read: AttributeError"),
-    ],
-)
-def test_a_bad_index_is_refused_by_both(pair: Pair, weight_map: Any, message: str) -> None:
-    write_index(pair, weight_map)
-    with pytest.raises(DrafterError, match=message):
+def test_a_bad_index_is_refused_by_both(pair: Pair) -> None:
+    write_index(pair, {"norm.weight": "model-00003-of-00003.safetensors"})
+    with pytest.raises(DrafterError, match=r"lacks 'model-00003-of"):
         pair.start()
-    found = inspect(pair.drafter, pair.target)
-    assert found.exit_code == 2
-    with pytest.raises(HeadersError, match=message):
-        read_folder(pair.drafter)
+    assert inspect(pair.drafter, pair.target).exit_code == 2

@@ -10,15 +10,20 @@ import pytest
 from transformers import PretrainedConfig
 
 from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
-from vllm_dflash.checkpoint.read import load_config, parse_config, parse_overridden, read_drafter
+from support.pairs import as_speculators, drafter_config
+from vllm_dflash.checkpoint.read import (
+    config_field,
+    load_config,
+    parse_config,
+    parse_overridden,
+    read_drafter,
+)
 from vllm_dflash.checkpoint.spec import DrafterError
 
 REPOSITORY = "z-lab/Qwen3-8B-DFlash-b16"
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """Record requests to a hub that answers each with QWEN."""
+def test_a_folder_and_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
 
     def get_config_dict(model: str, *, revision: str | None = None) -> tuple[Any, Any]:
@@ -26,45 +31,24 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
         return QWEN, {}
 
     monkeypatch.setattr(PretrainedConfig, "get_config_dict", get_config_dict)
-    return asked
-
-
-def test_a_folder_and_a_repository(tmp_path: Path, hub: list[tuple[str, str | None]]) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert load_config(str(tmp_path)) == QWEN
-    assert load_config(REPOSITORY, "abc") == QWEN
     assert read_drafter(REPOSITORY, "main").model_dump() == {**QWEN_SPEC, "model": REPOSITORY}
-    spec = read_drafter(REPOSITORY, overrides={"logit_scale": 2.0})
-    assert (spec.model, spec.logit_scale) == (REPOSITORY, 2.0)
-    assert hub == [
-        (str(tmp_path), None),
-        (REPOSITORY, "abc"),
-        (REPOSITORY, "main"),
-        (REPOSITORY, None),
-    ]
+    assert read_drafter(REPOSITORY, overrides={"logit_scale": 2.0}).logit_scale == 2.0
+    assert asked == [(str(tmp_path), None), (REPOSITORY, "main"), (REPOSITORY, None)]
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["[1]", "[" * 100_000, "", "{", "9" * 5000],
-    ids=["list", "deep", "empty", "half", "long number"],
+    ("content", "why"),
+    [
+        *((text, "") for text in ("[" * 100_000, "", "{", "9" * 5000)),
+        *((text, "it is not an object.$") for text in ("null", "3", '"text"', "[]", "[1]")),
+    ],
 )
-def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
+def test_a_config_that_is_no_object(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(DrafterError, match=f"^drafter '{tmp_path}': config.json cannot be read: "):
-        load_config(str(tmp_path))
-
-
-@pytest.mark.parametrize("content", ["null", "3", "true", '"text"', "[]", "[1]"])
-def test_json_that_is_no_object(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(DrafterError, match=r"config\.json cannot be read: it is not an object\.$"):
-        load_config(str(tmp_path))
-
-
-def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").mkdir()
-    with pytest.raises(DrafterError, match=r"this folder has no config\.json"):
+    start = f"^drafter '{tmp_path}': config.json cannot be read: "
+    with pytest.raises(DrafterError, match=start + why):
         load_config(str(tmp_path))
 
 
@@ -76,41 +60,46 @@ def test_a_hub_that_gives_no_object(monkeypatch: pytest.MonkeyPatch, found: Any)
 
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(
-        DrafterError, match=f"^drafter '{tmp_path}': this folder has no config.json"
-    ):
-        load_config(str(tmp_path))
+    for make in (lambda: None, (tmp_path / "config.json").mkdir):
+        make()
+        with pytest.raises(DrafterError, match=rf"^drafter '{tmp_path}': this folder has no confi"):
+            load_config(str(tmp_path))
     with pytest.raises(DrafterError, match=r"'\./none': this folder does not exist"):
         load_config("./none")
 
 
-NESTED = QWEN["dflash_config"]
+DEFAULT_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "means"),
+    ("config", "overrides", "means"),
     [
-        ({}, {}),
-        ({"block_size": 8, "is_causal": True}, {"block_size": 8, "causal": (True,) * 5}),
-        ({"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
-        ({"rope_theta": 9.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}),
+        ({}, {}, {}),
+        ({}, {"block_size": 8, "is_causal": True}, {"block_size": 8, "causal": (True,) * 5}),
+        ({}, {"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
+        ({}, {"rope_theta": 9.0}, DEFAULT_ROPE),
         # The second changes nothing without the first; the first is refused without the second.
         (
+            {},
             {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64},
             {"windows": (64,) * 5, "causal": (True,) * 5},
         ),
+        # What is no object is replaced.
+        ({"dflash_config": None}, {"dflash_config": QWEN["dflash_config"]}, {}),
+        ({"dflash_config": 3}, {"dflash_config": QWEN["dflash_config"]}, {}),
     ],
 )
-def test_each_override_changes_something(overrides: Fields, means: Fields) -> None:
+def test_each_override_changes_something(config: Fields, overrides: Fields, means: Fields) -> None:
     before = json.dumps([QWEN, overrides])
-    assert parse_overridden("it", QWEN, overrides).model_dump() == {**QWEN_SPEC, **means}
+    spec = parse_overridden("it", {**QWEN, **config}, overrides)
+    assert spec.model_dump() == {**QWEN_SPEC, **means}
     assert json.dumps([QWEN, overrides]) == before
 
 
 @pytest.mark.parametrize(
     ("overrides", "means"),
     [
-        ({"rope_theta": 9.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}),
+        ({"rope_theta": 9.0}, DEFAULT_ROPE),
         ({"is_causal": True}, {"causal": (True,) * 3}),
         ({"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
         ({"mask_token_id": 7}, {"mask_token_id": 7}),
@@ -121,32 +110,18 @@ def test_names_of_either_format_override_a_speculators_config(
     overrides: Fields, means: Fields
 ) -> None:
     """Messages advise z-lab's names, such as "rope_theta" where a config states none."""
-    rotation = ("rope_theta", "rope_parameters", "rope_scaling")
-    layers = SPECULATORS["transformer_layer_config"].items()
-    config = {
-        **SPECULATORS,
-        "transformer_layer_config": {name: value for name, value in layers if name not in rotation},
-    }
+    layers = dict(SPECULATORS["transformer_layer_config"])
+    del layers["rope_parameters"]
+    config = {**SPECULATORS, "transformer_layer_config": layers}
     spec = parse_overridden("it", config, overrides).model_dump()
     assert {name: spec[name] for name in means} == means
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides"),
-    [
-        ({**QWEN, "dflash_config": None}, {"dflash_config": NESTED}),
-        ({**QWEN, "dflash_config": 3}, {"dflash_config": NESTED}),
-    ],
-)
-def test_an_override_stands_for_what_is_no_object(config: Fields, overrides: Fields) -> None:
-    assert parse_overridden("it", config, overrides).model_dump() == QWEN_SPEC
 
 
 @pytest.mark.parametrize(
     ("overrides", "idle"),
     [
         ({"block_size": 16}, ["block_size"]),
-        ({"block_sizes": 9}, ["block_sizes"]),
+        ({"dflash_config": {"zzz": 3}}, ["dflash_config"]),
         ({"zzz": 1, "block_size": 8, "sliding_window": 9}, ["zzz", "sliding_window"]),
     ],
 )
@@ -183,3 +158,43 @@ def test_other_layer_types_of_transformers_are_full_attention(kind: str) -> None
     assert spec.causal == (False, False, True, False, False)
     (remark,) = [one for one in spec.remarks if "layer_types" in one]
     assert remark.startswith(f"layer_types has {kind!r}: such layers get full attention")
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("mask_token", "mask_token_id"), ("block_sizes", "block_size"), ("zzz", None)]
+)
+def test_an_unread_key_is_remarked_on(key: str, near: str | None) -> None:
+    spec = parse_config("it", drafter_config(dflash_config={key: 3}))
+    (remark,) = spec.remarks
+    assert f"dflash_config has {key!r}" in remark
+    assert remark.endswith(f"did its author mean {near!r}?" if near else "which is ignored")
+    assert spec.model_copy(update={"remarks": ()}) == parse_config("it", drafter_config())
+
+
+def test_keys_of_known_drafters_are_not_remarked_on() -> None:
+    nested = {
+        "use_swa": True,
+        "swa_window_size": 9,
+        "causal": False,
+        "use_aux_hidden_state": True,
+        "attention_sink_bias": False,
+        "attention_value_scale": 0.5,
+        "sample_from_anchor": False,
+        "block_size": 8,
+        "num_target_layers": 4,
+    }
+    assert parse_config("it", drafter_config(dflash_config=nested)).remarks == ()
+
+
+def test_a_field_is_found_where_its_dialect_keeps_it() -> None:
+    """A speculators config may have the block size inside its layers' config."""
+    config = as_speculators(drafter_config())
+    assert config_field(config, "block_size") == 8
+    config["transformer_layer_config"]["block_size"] = config.pop("block_size")
+    assert config_field(config, "block_size") == parse_config("it", config).block_size == 8
+    assert config_field({**config, "speculators_model_type": "other"}, "block_size") is None
+    nested = drafter_config(dflash_config={"block_size": 4}, block_size=None)
+    assert config_field(nested, "block_size", {"dflash_config": {"use_swa": True}}) == 4
+    del config["transformer_layer_config"]["block_size"]
+    assert config_field(config, "block_size", {"dflash_config": {"block_size": 6}}) == 6
+    assert config_field(drafter_config(), "use_aux_hidden_state") is None

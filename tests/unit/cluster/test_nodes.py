@@ -34,7 +34,7 @@ def test_the_probe_travels_without_our_package(monkeypatch: pytest.MonkeyPatch) 
     answer = pickle.loads(sent)()
     assert answer["problem"].startswith("ModuleNotFoundError: ")
     assert "vllm_dflash" in answer["problem"]
-    assert answer["preload_fault"] == "has no /no/such.so"
+    assert answer["preload_unsupported_reason"] == "has no /no/such.so"
     assert answer["python"] == sys.executable
 
 
@@ -50,37 +50,41 @@ def test_whether_a_node_takes_the_engines_preload(
     monkeypatch: pytest.MonkeyPatch, files: list[str], own: str, fault: str | None
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", own)
-    assert build_probe(files)().get("preload_fault") == fault
+    assert build_probe(files)().get("preload_unsupported_reason") == fault
 
 
 OWN = {"vllm-dflash": __version__, BUILD: "b1", "vLLM": "0.32.0"}
 GOOD = Node("10.0.0.1", "aa", "one", "/usr/bin/python3", OWN)
 
 
-def another(**changes: Any) -> Node:
-    node = Node("10.0.0.2", "bb", "two", "/opt/python", OWN)
-    return dataclasses.replace(node, **changes)
+BAD = Node("10.0.0.2", "bb", "two", "/opt/python", OWN)
 
 
 @pytest.mark.parametrize(
-    ("node", "fault"),
+    ("installed", "problem", "fault"),
     [
         (
-            another(installed={}, problem="ModuleNotFoundError: vllm_dflash"),
+            {},
+            "ModuleNotFoundError: vllm_dflash",
             "vllm-dflash cannot run there: ModuleNotFoundError: vllm_dflash",
         ),
         (
-            another(installed={**OWN, "vllm-dflash": "0.0.9", BUILD: "b0"}),
+            {**OWN, "vllm-dflash": "0.0.9", BUILD: "b0"},
+            "",
             f"it has vllm-dflash 0.0.9, the engine has {__version__}",
         ),
         (
-            another(installed={**OWN, BUILD: "b2"}),
+            {**OWN, BUILD: "b2"},
+            "",
             "it has another build of vllm-dflash, sources b2, the engine has b1",
         ),
-        (another(installed={**OWN, "vLLM": "0.31.0"}), "it has vLLM 0.31.0, the engine has 0.32.0"),
+        ({**OWN, "vLLM": "0.31.0"}, "", "it has vLLM 0.31.0, the engine has 0.32.0"),
     ],
 )
-def test_faults_name_the_node_and_the_command(node: Node, fault: str) -> None:
+def test_faults_name_the_node_and_the_command(
+    installed: dict[str, str], problem: str, fault: str
+) -> None:
+    node = dataclasses.replace(BAD, installed=installed, problem=problem)
     message = describe_faults([GOOD, node], OWN, "cuda")
     assert message is not None
     first, *lines, last = message.splitlines()

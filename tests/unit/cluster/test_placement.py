@@ -11,11 +11,11 @@ from ray._private import state
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 from vllm_dflash.cluster.placement import (
-    bundles_of_workers,
     cpus_per_worker,
-    placed_bundles,
+    largest_bundles,
     reserve_cpus,
     share_of_cores,
+    worker_bundles,
 )
 
 
@@ -37,13 +37,13 @@ def test_every_worker_gets_as_many_cpus(free: list[float], workers: int, expecte
 def test_workers_get_the_largest_bundles_of_a_group() -> None:
     """Bundles keep the group's order, whichever is the largest."""
     serve = [{"CPU": 1.0}, {"CPU": 6.5}, {"GPU": 1.0}, {"CPU": 8.0}]
-    assert bundles_of_workers(serve, 2) == [1, 3]
-    assert bundles_of_workers([{"CPU": 2.0}] * 3, 2) == [0, 1]
-    assert bundles_of_workers([{"CPU": 4.0}, {"CPU": 1.0}, {"CPU": 8.0}], 2) == [0, 2]
+    assert largest_bundles(serve, 2) == [1, 3]
+    assert largest_bundles([{"CPU": 2.0}] * 3, 2) == [0, 1]
+    assert largest_bundles([{"CPU": 4.0}, {"CPU": 1.0}, {"CPU": 8.0}], 2) == [0, 2]
     with pytest.raises(
         ValueError, match="has 3 bundles with a CPU, but tensor parallelism needs 4"
     ):
-        bundles_of_workers(serve, 4)
+        largest_bundles(serve, 4)
 
 
 def test_ranks_begin_on_the_engines_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +57,12 @@ def test_ranks_begin_on_the_engines_own_node(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ray, "get_runtime_context", lambda: own)
     cpus = [8.0, 1.0, 8.0, 9.0, 8.0, 8.0]
     group: Any = SimpleNamespace(bundle_specs=[{"CPU": each} for each in cpus])
-    placed = placed_bundles(group, 5)
+    placed = worker_bundles(group, 5)
     expected = [(2, "own"), (5, "own"), (0, "far"), (4, "far"), (3, "near")]
     assert placed == [(index, node, f"at {node}") for index, node in expected]
     nodes[2] = ""  # as Ray tells of a bundle that waits for CPUs
     with pytest.raises(ValueError, match=r"bundles \[2\] of the placement group have no node yet"):
-        placed_bundles(group, 5)
+        worker_bundles(group, 5)
 
 
 @pytest.mark.parametrize(("sizes", "workers", "expected"), [((8, 3), 2, 4), ((8, 3), 3, 3)])
@@ -142,10 +142,5 @@ def test_a_binding_with_too_few_parts_is_refused() -> None:
 
 def test_cores_are_numbered_per_socket() -> None:
     """Each socket numbers its cores from 0; a share does not span two sockets unless it must."""
-    cores = [
-        LogicalCPUInfo(0, 0, 1),
-        LogicalCPUInfo(1, 1, 1),
-        LogicalCPUInfo(2, 0, 0),
-        LogicalCPUInfo(3, 1, 0),
-    ]
+    cores = [LogicalCPUInfo(cpu, cpu % 2, 1 - cpu // 2) for cpu in range(4)]
     assert [share_of_cores(cores, "auto", rank, 2) for rank in (0, 1)] == [[2, 3], [0, 1]]

@@ -97,6 +97,7 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
     started: list[VllmConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Workers see the backend that the user wrote; the engine's front end sees Ray."""
     asked: list[Any] = []
 
     def refuse(*arguments: Any) -> None:
@@ -105,6 +106,9 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
 
     monkeypatch.setattr(ray_executor, "check_nodes", refuse)
     config = on_cuda(dflash(pair))
+    assert config.parallel_config.use_ray
+    config = pickle.loads(pickle.dumps(config))  # as the engine's process gets it
+    assert config.parallel_config.use_ray
     config.parallel_config.placement_group = "group"
     config.parallel_config.ray_runtime_env = {"env_vars": {"A": "1"}}
     executor = Executor.get_class(config)
@@ -112,30 +116,17 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
     with pytest.raises(NodeError, match=r"10\.0\.0\.2"):
         executor(config)
     ((group, runtime_env),) = asked
-    assert group == "group"
-    assert runtime_env["env_vars"]["A"] == "1"
+    assert (group, runtime_env["env_vars"]["A"]) == ("group", "1")
     assert not started
-
-
-def test_workers_see_the_backend_that_the_user_wrote(
-    on_cuda: Callable[..., VllmConfig],
-    pair: Pair,
-    started: list[VllmConfig],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(ray_executor, "check_nodes", lambda *_: [])
-    config = on_cuda(dflash(pair))
-    assert config.parallel_config.use_ray  # in the front end
-    config = pickle.loads(pickle.dumps(config))  # as the engine's process gets it
-    assert config.parallel_config.use_ray
     with pytest.raises(WorkerStartedError):
-        Executor.get_class(config)(config)
+        executor(config)
     (of_worker,) = started
+    assert of_worker.parallel_config.distributed_executor_backend == "ray"
     speculative = of_worker.speculative_config
     assert speculative is not None
-    assert of_worker.parallel_config.distributed_executor_backend == "ray"
-    assert speculative.target_parallel_config.distributed_executor_backend == "ray"
-    assert speculative.draft_parallel_config.distributed_executor_backend == "ray"
+    for parallel in (speculative.target_parallel_config, speculative.draft_parallel_config):
+        assert parallel.distributed_executor_backend == "ray"
 
 
 def test_engines_without_dflash_keep_vllms_executor(on_cuda: Callable[..., VllmConfig]) -> None:
@@ -146,20 +137,17 @@ def test_engines_without_dflash_keep_vllms_executor(on_cuda: Callable[..., VllmC
 def test_vllms_older_executor_stays_where_it_was_chosen(
     on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """vLLM 0.33 has neither that executor nor the variable that selected it."""
+    variable = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+    with monkeypatch.context() as newer:
+        newer.delitem(envs.environment_variables, variable, False)
+        backend = on_cuda(dflash(pair)).parallel_config.distributed_executor_backend
+        assert backend is DFlashRayExecutor
     older = pytest.importorskip("vllm.v1.executor.ray_executor", reason="gone in vLLM 0.33")
-    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    monkeypatch.setenv(variable, "0")
     config = on_cuda(dflash(pair))
     assert config.parallel_config.distributed_executor_backend == "ray"
     assert Executor.get_class(config) is older.RayDistributedExecutor
-
-
-def test_a_vllm_without_an_older_executor(
-    on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM 0.33 lacks the variable that selected it."""
-    monkeypatch.delitem(envs.environment_variables, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", False)
-    config = on_cuda(dflash(pair))
-    assert config.parallel_config.distributed_executor_backend is DFlashRayExecutor
 
 
 @pytest.mark.parametrize("lacks", ["vllm.v1.executor.ray_executor_v2:", "_build_runtime_env"])
@@ -234,7 +222,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
     monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # read elsewhere
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
-    monkeypatch.setattr(CPURayExecutor, "_place", lambda _: places)
+    monkeypatch.setattr(CPURayExecutor, "_place_workers", lambda _: places)
     executor = object.__new__(CPURayExecutor)
     executor.parallel_config = SimpleNamespace(placement_group=SimpleNamespace(bundle_specs=serve))
     if error:
@@ -284,12 +272,12 @@ def test_cpus_that_an_engine_has_reserved_are_given_back(
     ray = SimpleNamespace(is_initialized=lambda: True, util=util)
     monkeypatch.setattr(ray_executor, "ray", ray)
     monkeypatch.setattr(ray_executor, "reserve_cpus", lambda workers: f"CPUs of {workers}")
-    monkeypatch.setattr(ray_executor, "placed_bundles", lambda group, workers: [group])
+    monkeypatch.setattr(ray_executor, "worker_bundles", lambda group, workers: [group])
     monkeypatch.setattr(RayExecutorV2, "shutdown", lambda _: None)
     executor: Any = CPURayExecutor.__new__(CPURayExecutor)
     executor._own_group = None
     executor.parallel_config = SimpleNamespace(world_size=2, placement_group=None)
-    assert executor._place() == ["CPUs of 2" if is_own else "the caller's"]
+    assert executor._place_workers() == ["CPUs of 2" if is_own else "the caller's"]
     assert removed == []
     executor.shutdown()
     executor.shutdown()

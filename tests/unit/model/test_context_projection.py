@@ -18,9 +18,10 @@ from vllm_dflash.model import context_projection
 SHAPES: dict[str, dict[str, Any]] = {
     "five-layers": {"num_hidden_layers": 5},
     "one-layer": {"num_hidden_layers": 1},
-    "one-key-value-head": {"num_key_value_heads": 1},
-    "biases": {"attention_bias": True},
-    "value-scale": {"dflash_config": {"attention_value_scale": 0.7}},
+    "biases-and-value-scale": {
+        "attention_bias": True,
+        "dflash_config": {"attention_value_scale": 0.7},
+    },
     "interleaved-rope": {"is_neox_style": False},
     "half-of-each-head-rotated": {
         "num_hidden_layers": 4,

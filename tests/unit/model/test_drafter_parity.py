@@ -13,28 +13,22 @@ from support.reference_decoding import block_states
 FULL, SLIDING = "full_attention", "sliding_attention"
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa": {},
-    "mha": {"num_key_value_heads": 4},
     "mqa": {"num_key_value_heads": 1},
-    "one-tap": {"dflash_config": {"target_layer_ids": [3]}},
     "six-taps": {"num_target_layers": 6, "dflash_config": {"target_layer_ids": [0, 1, 2, 3, 4, 5]}},
-    "block-4": {"block_size": 4},
     "block-16": {"block_size": 16},
     "biases": {"attention_bias": True},
     "wide-heads": {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
     "five-layers": {"num_hidden_layers": 5},
     "causal": {"is_causal": True},
-    "sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20},
-    "mixed-windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20},
+    "mixed-windows": {"layer_types": [SLIDING, FULL], "sliding_window": 20},
     "sliding-non-causal": {
-        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_types": [SLIDING, FULL],
         "sliding_window": 20,
         "dflash_config": {"causal": False},
     },
-    "swa-for-all": {"dflash_config": {"use_swa": True, "swa_window_size": 24}},
-    "eight-layers": {"num_hidden_layers": 8},
     "sinks": {"dflash_config": {"attention_sink_bias": True}},
     "sinks-and-window": {
-        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_types": [SLIDING, FULL],
         "sliding_window": 20,
         "dflash_config": {"attention_sink_bias": True},
     },
@@ -48,11 +42,6 @@ SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
-    "yarn-transformers-4": {
-        "rope_parameters": None,
-        "rope_theta": 10000.0,
-        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    },
     "llama3-rope": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -63,40 +52,17 @@ SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
-    "linear-rope": {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-    },
     "half-of-each-head-rotated": {
         "rope_parameters": None,
         "rope_theta": 10000.0,
         "partial_rotary_factor": 0.5,
     },
     "half-of-each-head-rotated-in-pairs": {"partial_rotary_factor": 0.5, "is_neox_style": False},
-    "speculators-rope-of-sliding-layers": {
-        "speculators": True,
-        "layer_types": [SLIDING, FULL],
-        "sliding_window": 20,
-        "rope_parameters": {
-            FULL: {"rope_type": "default", "rope_theta": 1e6},
-            SLIDING: {"rope_type": "default", "rope_theta": 100.0},
-        },
-    },
-    "top-level-fields": {
-        "mask_token_id": 301,
-        "target_layer_ids": [1, 3],
-        "dflash_config": {"mask_token_id": None, "target_layer_ids": None},
-    },
     "speculators": {"speculators": True},
     "speculators-small-vocabulary": {
         "speculators": True,
         "draft_vocab_size": 128,
         "own_vocabulary": True,
-    },
-    "speculators-causal-windows": {
-        "speculators": True,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 20,
-        "sliding_window_non_causal": False,
     },
     "small-vocabulary": {"draft_vocab_size": 100},
     "small-vocabulary-of-a-padded-target": {"draft_vocab_size": 100, "target_vocab_size": 352},
@@ -104,13 +70,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "narrower-than-its-target": {"target_hidden_size": 96},
     "mask-embedding": {"mask_embedding": True},
     "sample-from-anchor": {"dflash_config": {"sample_from_anchor": True}},
-    "speculators-sample-from-anchor": {
-        "speculators": True,
-        "layer_types": [SLIDING, FULL],
-        "sliding_window": 20,
-        "sliding_window_non_causal": False,
-        "dflash_config": {"sample_from_anchor": True},
-    },
     "dflash2-sample-from-anchor": dflash2_config(dflash_config={"sample_from_anchor": True}),
     "dflash2": dflash2_config(),
     "dflash2-scales": dflash2_config(
@@ -128,9 +87,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mask_embedding": True,
         **dflash2_config(dflash_config={"input_embedding_scale": 1.7}),
     },
-    "dflash2-mixed-windows": dflash2_config(
-        layer_types=["sliding_attention", "full_attention"], sliding_window=20
-    ),
     "dflash2-speculators": {"speculators": True, **dflash2_config()},
     "lilicorr": lilicorr_config(),
     "lilicorr-convolutions": lilicorr_config(

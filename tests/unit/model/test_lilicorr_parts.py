@@ -18,7 +18,6 @@ from support.pairs import drafter_config, lilicorr_config
 from vllm_dflash.checkpoint.names import LATTICE, our_name
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
-from vllm_dflash.checkpoint.tensors import lattice_tensors
 from vllm_dflash.model.dflash2_layers import walk as walk_of_blocks
 from vllm_dflash.model.lilicorr_head import load_head, make_head
 
@@ -121,14 +120,6 @@ def test_the_walk_of_one_block_is_that_of_many() -> None:
     scores[:, 0] = scores[:, 0, :1]
     tokens, _ = walk_of_blocks(candidates, scores)
     assert tokens.tolist() == [walk(*one) for one in zip(candidates, scores, strict=True)]
-
-
-@pytest.mark.parametrize("nested", WIDTHS.values(), ids=WIDTHS)
-def test_its_tensors(nested: dict[str, Any]) -> None:
-    spec, _, tensors = of(nested)
-    assert spec.lilicorr is not None
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    assert lattice_tensors(spec, spec.lilicorr) == shapes
 
 
 @torch.inference_mode()

@@ -29,33 +29,30 @@ def d2t(*ids: int) -> dict[str, torch.Tensor]:
     return {"d2t": torch.tensor(ids) - torch.arange(len(ids))}
 
 
-@pytest.mark.parametrize("vocab_size", [313, 320, 400])
-def test_a_map_into_the_targets_vocabulary(vocab_size: int) -> None:
-    """It fits however many padding rows the target has or lacks."""
-    check_ids(SPEC, d2t(0, 7, 300, 312), vocab_size)
-    check_ids(SPEC, {}, vocab_size)
+EMBEDDING = {"embed_tokens.weight": torch.zeros(320, 64)}
 
 
 @pytest.mark.parametrize(
-    ("ids", "words"),
+    ("tensors", "vocab_size", "words"),
     [
-        ((0, 7, 300, 313), "d2t leads to tokens 0 to 313, and the target has 313 tokens"),
-        ((5, -1, 300, 9), "d2t leads to tokens -1 to 300, and the target has 313 tokens"),
+        # A map fits however many padding rows the target has or lacks.
+        *((d2t(0, 7, 300, 312), vocab_size, None) for vocab_size in (313, 320, 400)),
+        ({}, 313, None),
+        (d2t(0, 7, 300, 313), 313, "d2t leads to tokens 0 to 313, and the target has 313 tokens"),
+        (d2t(5, -1, 300, 9), 313, "d2t leads to tokens -1 to 300, and the target has 313 tokens"),
+        (EMBEDDING, 320, None),
+        (EMBEDDING, 312, None),
+        (EMBEDDING, 321, "its own embedding has 320 rows, and the target has 321 tokens"),
     ],
 )
-def test_a_map_out_of_it(ids: tuple[int, ...], words: str) -> None:
-    with pytest.raises(DrafterError) as refused:
-        check_ids(SPEC, d2t(*ids), 313)
-    assert words in str(refused.value)
-    assert str(refused.value).endswith("Choose a drafter trained for this target.")
-
-
-def test_an_embedding_without_rows_for_the_last_tokens() -> None:
-    own = {"embed_tokens.weight": torch.zeros(320, 64)}
-    check_ids(SPEC, own, 320)
-    check_ids(SPEC, own, 312)
-    with pytest.raises(DrafterError, match="its own embedding has 320 rows, and the target has 32"):
-        check_ids(SPEC, own, 321)
+def test_which_ids_its_own_tensors_may_refer_to(
+    tensors: dict[str, torch.Tensor], vocab_size: int, words: str | None
+) -> None:
+    if words is None:
+        check_ids(SPEC, tensors, vocab_size)
+        return
+    with pytest.raises(DrafterError, match=rf"{words}\. Choose a drafter trained for this target"):
+        check_ids(SPEC, tensors, vocab_size)
 
 
 def spoil(pair: Pair, **tensors: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from support import DEMO
 from support.instant_engines import Question, of, recording_processes
-from vllm_dflash.checkpoint.refusal import folder_fault
+from vllm_dflash.checkpoint.refusal import missing_model_reason
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import make_sides
@@ -100,11 +100,11 @@ def test_the_pair_is_unpacked_to_where_the_documentation_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = folder_fault("models/demo/target")
+    told = missing_model_reason("models/demo/target")
     assert told is not None
     assert "`vllm-dflash demo --unpack`" in told
     assert demo(tmp_path, "--unpack") == 0
-    assert folder_fault("models/demo/target") is None
+    assert missing_model_reason("models/demo/target") is None
     weights = "drafter/model.safetensors"
     assert (Path("models/demo") / weights).read_bytes() == (DEMO / weights).read_bytes()
     assert "inspect models/demo/drafter --target models/demo/target" in capsys.readouterr().out

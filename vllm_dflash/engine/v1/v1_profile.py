@@ -14,7 +14,7 @@ from vllm_dflash.engine.profile import (
     profiled_rows,
     target_alone,
 )
-from vllm_dflash.model.adapters import Unadapted
+from vllm_dflash.model.adapters import WithoutLoRA
 from vllm_dflash.planning.costs import StepCosts
 
 POWERS = tuple(2**power for power in range(11))
@@ -37,7 +37,7 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
     positions = torch.arange(most) % proposer.max_model_len
     nowhere = torch.full((most,), -1)
     longest = runner.max_model_len - block_rows
-    unadapted = Unadapted(runner.model)  # LoRA wrappers expect only the rows that are sampled
+    unadapted = WithoutLoRA(runner.model)  # LoRA wrappers expect only the rows that are sampled
 
     def verify(rows: int, context: int, *, of_one: bool = False) -> None:
         with target_alone(proposer):

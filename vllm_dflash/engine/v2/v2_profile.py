@@ -20,7 +20,7 @@ from vllm_dflash.engine.profile import (
     profiled_rows,
     target_alone,
 )
-from vllm_dflash.model.adapters import Unadapted
+from vllm_dflash.model.adapters import WithoutLoRA
 from vllm_dflash.planning.costs import Curve, StepCosts
 
 
@@ -109,7 +109,7 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
 def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[..., None]]:
     """Functions that run a dummy step with given rows and context per request: of the target and
     its head alone, and with a block."""
-    prepare, unadapted = runner.prepare_dummy_attn, Unadapted(runner.model)
+    prepare, unadapted = runner.prepare_dummy_attn, WithoutLoRA(runner.model)
     state = runner.model_state
     prepare_metadata = state.prepare_attn
 

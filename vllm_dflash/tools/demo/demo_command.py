@@ -67,7 +67,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     if parsed.unpack:
         return run_unpack()
     from vllm_dflash.checkpoint.read import read_drafter
-    from vllm_dflash.checkpoint.refusal import folder_fault
+    from vllm_dflash.checkpoint.refusal import missing_model_reason
     from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
     from vllm_dflash.tools.bench.sides import make_sides
     from vllm_dflash.tools.demo.demonstration import (
@@ -80,7 +80,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
 
     demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
-    if own and (fault := folder_fault(own.target)):
+    if own and (fault := missing_model_reason(own.target)):
         raise ValueError(f"target {own.target!r}: {fault}.")
     target = own.target if own else str(demo / "target")
     prompts = read_prompts(parsed.prompts) if parsed.prompts else default_prompts(target)

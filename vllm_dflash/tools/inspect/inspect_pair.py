@@ -17,7 +17,7 @@ from vllm_dflash.checkpoint.headers import (
     Headers,
     HeadersNotCheckedError,
     HeadersUnreadableError,
-    read_headers_of,
+    read_headers,
 )
 from vllm_dflash.checkpoint.names import by_our_names
 from vllm_dflash.checkpoint.pairing import (
@@ -27,7 +27,7 @@ from vllm_dflash.checkpoint.pairing import (
     target_faults,
 )
 from vllm_dflash.checkpoint.read import load_config, parse_overridden
-from vllm_dflash.checkpoint.refusal import folder_fault, looks_local, one_line
+from vllm_dflash.checkpoint.refusal import looks_local, missing_model_reason, one_line
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
 from vllm_dflash.config.left_to_vllm import target_reasons
@@ -124,7 +124,7 @@ def _read_spec(
 def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Headers | None:
     """Return the drafter's tensors by our names; None if they cannot be checked."""
     try:
-        headers = read_headers_of(drafter, revision)
+        headers = read_headers(drafter, revision)
         return replace(headers, tensors=by_our_names(headers.tensors))
     except HeadersNotCheckedError as error:
         if Path(drafter).is_dir():
@@ -160,7 +160,7 @@ def _read_target(target: str, engine: Mapping[str, Any]) -> tuple[ModelConfig, P
 
     Raises ValueError if the target cannot be read.
     """
-    if found := folder_fault(target):
+    if found := missing_model_reason(target):
         raise ValueError(
             f"target {target!r}: {found}. Pass --target a folder with a model in Hugging Face's"
             " format, or the name of a repository."
