@@ -581,7 +581,7 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     The outputs of those steps teach nothing."""
     scheduler = bare(monkeypatch, plans_every_step=False)
     scheduler.planner.start(profiled_costs(), [7])
-    scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # plan one step of ten
+    scheduler._cadence.record_step(planning_seconds=1e-3, step_seconds=1e-2)  # plan one step of ten
     asked, observed = plans(monkeypatch, *[5] * 9), []
     observe = scheduler.planner.observe
     monkeypatch.setattr(
@@ -645,7 +645,7 @@ def test_between_two_plans_requests_at_their_ends_are_no_measure(
     """Each request has what its own room allows. A plan made while none has room does not count."""
     scheduler = bare(monkeypatch, plans_every_step=False)  # K until the planner is started
     scheduler._is_fixed = True
-    scheduler._cadence.observe(planning_seconds=1.0, step_seconds=1.0)
+    scheduler._cadence.record_step(planning_seconds=1.0, step_seconds=1.0)
     found = []
     for rooms in ([0, 0], [3, 0], [3, 9], [9, 1]):
         requests = {f"r{i}": request(MAX_LEN - room - 3) for i, room in enumerate(rooms)}

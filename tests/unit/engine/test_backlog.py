@@ -39,7 +39,7 @@ def make(cache: Cache, capacity: int = 64) -> ContextBacklog:
             WIDTH,
             torch.float32,
             num_slots=NUM_BLOCKS * BLOCK,
-            block_size=BLOCK,
+            page_size=BLOCK,
         )
 
 
@@ -144,7 +144,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_module, "MAX_ROWS", 400)
 
     def sizes(width: int) -> list[tuple[int, ...]]:
-        made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, block_size=4)  # type: ignore[arg-type]
+        made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, page_size=4)  # type: ignore[arg-type]
         assert tensors_of(made)[0].dtype == torch.bfloat16
         assert tensors_of(made)[1].dtype == torch.int64
         return [tuple(buffer.shape) for buffer in tensors_of(made)]

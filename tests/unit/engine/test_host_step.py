@@ -21,7 +21,9 @@ from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
-from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
+from vllm_dflash.engine.v1.fixed_length import FixedLength
+from vllm_dflash.engine.v1.host_step import HostStep
+from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning import step as planning_step
 from vllm_dflash.planning.planner import Planner

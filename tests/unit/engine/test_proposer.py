@@ -16,7 +16,7 @@ from support.engines import USES_V2
 from support.pairs import Pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
