@@ -176,9 +176,8 @@ IN_PROMPT = SimpleNamespace(**{**vars(request()), "num_tokens": 200})
 @pytest.mark.parametrize(
     ("requests", "is_planned"),
     [
-        ([request(left=2)], False),  # this step's token and one more, with no draft before it
+        ([request(left=2), IN_PROMPT], False),  # two tokens to come, with no draft before them
         ([request(left=2), request(left=3), request(left=2)], True),
-        ([IN_PROMPT], False),
     ],
 )
 def test_nothing_is_drafted_that_nobody_could_use(

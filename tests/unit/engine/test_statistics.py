@@ -139,7 +139,9 @@ def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -
 
 def test_what_was_expected_against_what_came() -> None:
     statistics = DraftStatistics(3)
-    statistics.record_step(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
+    estimate = StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025)
+    statistics.record_step(drafted_step(), estimate)
+    statistics.record_step(step_of(target_seconds=0.0), None)  # nothing is known of it
     assert statistics.to_dict()["costs_ms"] == {
         "step": {"estimated": 30.0, "measured": 40.0},
         "draft": {"estimated": 12.0, "measured": 8.0},
@@ -150,20 +152,3 @@ def test_what_was_expected_against_what_came() -> None:
     assert statistics.produced_tokens == 5
     assert statistics.to_dict()["predicted_speedup"] == pytest.approx(1.5)
     assert statistics.to_dict()["measured_speedup"] == pytest.approx(5 / 6)
-
-
-def test_a_step_that_stands_for_several() -> None:
-    """Its times are means, and each of those steps counts."""
-    statistics = DraftStatistics(3)
-    estimate = StepEstimate(0.02, 0.5, 0.5, plain_seconds=0.02)
-    statistics.record_step(step_of(target_seconds=0.025, count=4), estimate)
-    statistics.record_step(step_of(target_seconds=0.05), estimate)
-    assert statistics.to_dict()["costs_ms"] == {
-        "step": {"estimated": 20.0, "measured": 30.0},  # mean of five
-        "draft": NO_TIME,  # none ran
-        "context": NO_TIME,
-    }
-    assert statistics.costs[0, 0] == 5
-    assert statistics.plain_tokens == pytest.approx(4 * 3 * 1.25 + 3 * 2.5)
-    assert statistics.expected_tokens == pytest.approx(22.5)
-    assert statistics.produced_tokens == 15

@@ -109,33 +109,6 @@ def test_learns_from_what_the_device_verified(
     assert (outcomes.admitted.tolist(), outcomes.source.tolist()) == (verified, source)
 
 
-def test_steps_are_timed_where_the_same_requests_only_decode(
-    scheduler: Any, observed: list[Any]
-) -> None:
-    decode = step({"a": 3, "b": 3}, {"a": 2, "b": 1})
-    for one in (
-        decode,  # no step before it to time it by
-        decode,
-        step({"a": 3, "b": 3, "p": 0}, {"a": 1, "b": 1, "p": 0}, {"a": 4, "b": 4, "p": 60}),
-        decode,  # the time since the prompt's step is this one's
-        step({"a": 3, "b": 3}, {"b": 2, "a": 1}),
-    ):
-        scheduler.update_from_output(*one)
-    steps = [seen for seen, _ in observed]
-    assert [seen.rows for seen in steps if seen.target_seconds] == [8] * 3
-    assert [bool(seen.target_seconds) for seen in steps] == [False, True, False, True, True]
-
-
-def test_steps_of_nobody_teach_nothing(scheduler: Any) -> None:
-    """After a request of one token, before any request decoded: there is no time to learn from."""
-    first, output = step({"a": 0}, {"a": 1}, {"a": 9})
-    FACTS.attach(output, WorkerFacts(costs := profiled_costs(), range(8)))
-    before = costs.verify.seconds.tolist()
-    for one in ((first, output), step({}, {}), step({}, {}), step({}, {})):
-        scheduler.update_from_output(*one)
-    assert costs.verify.seconds.tolist() == before
-
-
 @pytest.mark.parametrize("block_rows", [8, 7])
 def test_a_block_takes_part_of_the_time_of_the_step_behind_it(
     monkeypatch: pytest.MonkeyPatch, observed: list[Any], block_rows: int
