@@ -193,26 +193,6 @@ def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, 
 
 
 @on_both_runners
-def test_block_forward_does_not_run_when_nobody_drafts(harness: Harness) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("the block forward ran")
-
-    harness.proposer.model.block.forward = fail
-    room = 0 if USES_V2 else None  # V2's scheduler finds out
-    assert harness.step([Row(0, features(5, 0), in_prompt=True)], room) == [[]]
-    with pytest.raises(AssertionError, match="the block forward ran"):
-        harness.step([Row(0, features(5, 0))])
-
-
-@on_both_runners
-def test_drafts_never_outrun_max_tokens(harness: Harness) -> None:
-    harness.max_tokens = 20
-    lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
-    # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token after them.
-    assert lengths == [7, 6, 3, 0]
-
-
-@on_both_runners
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
 def test_hazard_3_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:
     """The slots of rejected rows do not change."""
