@@ -18,7 +18,7 @@ from support.forced_texts import ForcedTexts
 from support.hybrids import know_qwen35
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
-from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v1.fixed_length import FixedLength
 
 NEW_TOKENS = 32
 NEAR = 0.2

@@ -24,7 +24,7 @@ from support.engines import (
 )
 from support.planner_world import steady_costs
 from vllm_dflash.engine.v1 import backlog as backlog_module
-from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,9 @@ from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v2 import v2_scheduler
 from vllm_dflash.engine.v2.exchange import OUTCOMES
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
-from vllm_dflash.planning.step import BLOCK, NO_DRAFTS
+from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler
+from vllm_dflash.planning.planner import Planner
+from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, Plan
 
 CONTEXT_TOKENS = 100
 """Context of every request."""
@@ -137,3 +140,33 @@ def step(
     if reports:
         OUTCOMES.attach(output, table)
     return scheduled, output
+
+
+def bare(monkeypatch: pytest.MonkeyPatch, kind: Any = V2AsyncScheduler, **engine: Any) -> Any:
+    """Return a scheduler without vLLM's below it; `engine`: as for `take_vllm_out`."""
+    take_vllm_out(monkeypatch, is_async=kind is V2AsyncScheduler, **engine)
+    return kind()
+
+
+def ahead(lengths: Sequence[int], *, runs_block: bool = True, **fields: Any) -> Plan:
+    """Return a plan in which the next step verifies so many drafts of each request."""
+    return Plan(np.full(len(lengths), runs_block), WIDTH * runs_block, np.array(lengths), **fields)
+
+
+def plan_always(monkeypatch: pytest.MonkeyPatch, *lengths: int, **fields: Any) -> list[Any]:
+    """Make every new plan this one; return what the planner was asked."""
+    asked: list[Any] = []
+
+    def plan(self: Any, *what: Any, steps: int) -> Plan:
+        asked.append(what)
+        return ahead(lengths, **fields)
+
+    monkeypatch.setattr(Planner, "plan", plan)
+    return asked
+
+
+def schedule(scheduler: Any, *names: str) -> Any:
+    """Schedule a step in which each request has one row."""
+    scheduled, _ = step(dict.fromkeys(names, 0), {})
+    scheduler._update_after_schedule(scheduled)
+    return scheduled

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 

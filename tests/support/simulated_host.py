@@ -24,7 +24,9 @@ from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
-from vllm_dflash.engine.v1.host_step import FixedLength, HostStep, TargetBatch
+from vllm_dflash.engine.v1.fixed_length import FixedLength
+from vllm_dflash.engine.v1.host_step import HostStep
+from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.planning import Floats, Ints, step
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention
 from vllm_dflash.planning.planner import Planner
@@ -130,7 +132,7 @@ class SimulatedHost:
                 2,
                 torch.float32,
                 num_slots=num_slots,
-                block_size=BLOCK_SIZE,
+                page_size=BLOCK_SIZE,
             )
         self._texts = np.zeros((num, self.longest), np.int32)
         self._table = torch.arange(num_slots // BLOCK_SIZE, dtype=torch.int32).reshape(num, -1)

@@ -12,7 +12,7 @@ import numpy as np
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
 from vllm_dflash.engine.cadence import Cadence
-from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 

@@ -112,7 +112,7 @@ def block_inputs(
     bonus_ids: Ints,
     mask_token_id: int,
     block_table: Ints,
-    block_size: int,
+    page_size: int,
     first_draft_row: int = 1,
 ) -> BlockInputs:
     """Lay out one block for each request that is drafted; widths may differ.
@@ -123,7 +123,7 @@ def block_inputs(
         bonus_ids: newest token of each request, [R].
         mask_token_id: id in all rows of a block but its first.
         block_table: cache blocks of each request, [R, max blocks].
-        block_size: tokens per cache block (not per drafted block).
+        page_size: tokens per cache block (not per drafted block).
         first_draft_row: row of a block that predicts the first draft.
     """
     requests = np.nonzero(draft_lens > 0)[0]
@@ -133,13 +133,13 @@ def block_inputs(
     owners = np.repeat(requests, widths)  # [Q]
     offsets = np.arange(len(owners)) - np.repeat(query_start_loc[:-1], widths)
     positions = context_lens[owners] + offsets  # [Q] int64
-    columns, inside = np.divmod(positions, block_size)
+    columns, inside = np.divmod(positions, page_size)
     blocks = block_table[owners, columns]
     return BlockInputs(
         requests=requests,
         input_ids=np.where(offsets == 0, bonus_ids[owners], mask_token_id).astype(np.int32),
         positions=positions,
-        slots=blocks.astype(np.int64) * block_size + inside,
+        slots=blocks.astype(np.int64) * page_size + inside,
         query_start_loc=query_start_loc,
         seq_lens=(context_lens[requests] + widths).astype(np.int32),
         offsets=offsets,

@@ -14,7 +14,7 @@ MOST_STEPS = 32
 """Most steps between two plans."""
 CHANGED = 1 / 8
 """Change of the batch size, relative to the planned one, beyond which a plan no longer holds."""
-SOON = 4
+STEPS_TO_OBSERVE = 4
 """Steps after an experiment that are all planned and learned from: they show what came of it."""
 WEIGHT = 0.2
 """Weight of the newest step in the mean times."""
@@ -25,36 +25,38 @@ class Cadence:
 
     def __init__(self) -> None:
         self._planning = self._step = 0.0
-        self._steps_left = self._soon = self._passed = 0
+        self._steps_left = self._steps_to_observe = self._steps_since_plan = 0
         self._num_requests = 0
 
     def is_due(self, num_requests: int) -> bool:
         """Return whether to plan the step being scheduled, which has `num_requests` requests."""
         self._steps_left -= 1
-        self._soon -= 1
-        self._passed += 1
+        self._steps_since_plan += 1
         has_changed = abs(num_requests - self._num_requests) > CHANGED * self._num_requests
-        if self._steps_left > 0 and self._soon < 0 and not has_changed:
+        if self._steps_left > 0 and not has_changed:
             return False
         self._steps_left, self._num_requests = self.interval(), num_requests
         return True
 
     def interval(self) -> int:
-        """Return the number of steps from one plan to the next, by the time that planning takes."""
+        """Return the number of steps from a plan to the next, by the time that planning takes."""
+        if self._steps_to_observe:
+            self._steps_to_observe -= 1
+            return 1
         if not self._step:
             return 1
         return min(max(ceil(self._planning / (MOST_TIME * self._step)), 1), MOST_STEPS)
 
     def take_steps_since_plan(self) -> int:
         """Return the number of steps since this was last called, at most `MOST_STEPS`."""
-        steps, self._passed = self._passed, 0
+        steps, self._steps_since_plan = self._steps_since_plan, 0
         return min(steps, MOST_STEPS)
 
-    def watch(self) -> None:
+    def observe_next_steps(self) -> None:
         """Note that an experiment was planned: the next steps show what came of it."""
-        self._soon = SOON
+        self._steps_left, self._steps_to_observe = 0, STEPS_TO_OBSERVE - 1
 
-    def observe(self, planning_seconds: float, step_seconds: float) -> None:
+    def record_step(self, planning_seconds: float, step_seconds: float) -> None:
         """Record the seconds of a planned step: of planning and learning, and in total (0: not
         known)."""
         if step_seconds:

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.scheduler_output import few_rows
+from vllm_dflash.engine.scheduler_output import batch_too_small_warning
 from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 
 
@@ -21,7 +21,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
         __version__,
     )
     config = arguments["vllm_config"]
-    if remark := few_rows(config):
+    if remark := batch_too_small_warning(config):
         logger().log(*remark)
     if EngineOptions.of(config).runner == "v1":
         from vllm_dflash.engine.v1.v1_scheduler import V1Scheduler

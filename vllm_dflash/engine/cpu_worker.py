@@ -50,8 +50,8 @@ class DraftingCPUWorker(DraftingWorker, CPUWorker):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Output | None:
         """Run the target, after clearing the drafter's cache blocks that have a new owner."""
-        for group, block_size, layers in self.draft_groups:
-            blocks = fresh_cache_blocks(scheduler_output, group, block_size)
+        for group, page_size, layers in self.draft_groups:
+            blocks = fresh_cache_blocks(scheduler_output, group, page_size)
             if blocks:
                 clear_blocks((layer.kv_cache for layer in layers), self._num_blocks, blocks)
         return super().execute_model(scheduler_output)

@@ -30,17 +30,17 @@ def newly_admitted(scheduler_output: SchedulerOutput) -> set[str]:
     return admitted | scheduler_output.scheduled_cached_reqs.resumed_req_ids
 
 
-def fresh_cache_blocks(scheduler_output: SchedulerOutput, group: int, block_size: int) -> list[int]:
+def fresh_cache_blocks(scheduler_output: SchedulerOutput, group: int, page_size: int) -> list[int]:
     """Blocks of a cache group that a step allocates, without those of a cached prefix."""
     fresh: list[int] = []
     for request in scheduler_output.scheduled_new_reqs:
-        fresh += request.block_ids[group][-(-request.num_computed_tokens // block_size) :]
+        fresh += request.block_ids[group][-(-request.num_computed_tokens // page_size) :]
     going_on = scheduler_output.scheduled_cached_reqs
     for name, blocks, computed in zip(
         going_on.req_ids, going_on.new_block_ids, going_on.num_computed_tokens, strict=True
     ):
         if blocks is not None:  # all blocks of a resumed request, else the new ones
-            found = -(-computed // block_size) if name in going_on.resumed_req_ids else 0
+            found = -(-computed // page_size) if name in going_on.resumed_req_ids else 0
             fresh += blocks[group][found:]
     return fresh
 
@@ -62,7 +62,7 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     return narrow
 
 
-def few_rows(config: VllmConfig) -> tuple[int, str] | None:
+def batch_too_small_warning(config: VllmConfig) -> tuple[int, str] | None:
     """Log level and message if `max_num_batched_tokens` is too small for drafts or for all
     requests; None if it is large enough.
 

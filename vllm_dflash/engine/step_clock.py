@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from vllm_dflash.planning.step import StepRecord
 
@@ -25,43 +24,15 @@ class StepClock:
         self._ended = self._row_seconds = 0.0
         self._ids: Sequence[str] = ()
         """Requests of the last step; empty after a pause."""
-        self._last: StepRecord | None = None
-        self._held = 0
-        """Held steps, to be reported together with the next one of their kind."""
-        self._held_seconds = 0.0
 
-    def finish(self, step: StepRecord, *, hold: bool = False) -> StepRecord | None:
-        """Write the seconds of a step that has just ended.
+    def finish(self, step: StepRecord) -> None:
+        """Write the `seconds` of a step that has just ended, and if it only decoded, its
+        `target_seconds`."""
+        step.seconds = self.end_step_unobserved(step.ids, step.rows)
+        if step.seconds and step.only_decodes:
+            step.target_seconds = step.seconds - step.draft_seconds - step.context_seconds
 
-        Args:
-            step: gets its `seconds`, and if it only decoded and is not held, `target_seconds` and
-                `count`.
-            hold: whether to wait for more steps like this one, and report them together.
-
-        Returns:
-            The held steps, as one, if this step verified drafts, which they did not; else None.
-        """
-        last, self._last = self._last, step
-        is_same_batch, only_decodes = self._ids == step.ids, step.only_decodes
-        since = self.pass_over(step.ids, step.rows)
-        held = None
-        if self._held and last is not None and step.verified.any():  # held steps verify no drafts
-            mean = self._held_seconds / self._held
-            held = replace(last, target_seconds=mean, count=self._held)
-        if not (is_same_batch and only_decodes) or held is not None:
-            self._held, self._held_seconds = 0, 0.0
-        step.seconds = since
-        if not (since and only_decodes):
-            return held
-        self._held += 1
-        self._held_seconds += since - step.draft_seconds - step.context_seconds
-        if not hold:
-            step.target_seconds = self._held_seconds / self._held
-            step.count = self._held
-            self._held, self._held_seconds = 0, 0.0
-        return held
-
-    def pass_over(self, ids: Sequence[str], rows: int) -> float:
+    def end_step_unobserved(self, ids: Sequence[str], rows: int) -> float:
         """End a step of so many rows that nobody learns from. Returns its seconds, 0 after a
         pause."""
         last, self._ids = self._ids, ids

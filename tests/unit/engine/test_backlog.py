@@ -25,9 +25,11 @@ class Cache:
 
     def __init__(self) -> None:
         self.rows: Rows = {}
+        self.count = 0
 
     def store(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         rows = zip(slots.tolist(), features.tolist(), positions.tolist(), strict=True)
+        self.count += len(slots)
         self.rows |= {slot: (of_row, position) for slot, of_row, position in rows}
 
 
@@ -39,7 +41,7 @@ def make(cache: Cache, capacity: int = 64) -> ContextBacklog:
             WIDTH,
             torch.float32,
             num_slots=NUM_BLOCKS * BLOCK,
-            block_size=BLOCK,
+            page_size=BLOCK,
         )
 
 
@@ -118,18 +120,6 @@ def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
     assert cache.rows == {4: row(4, 7.0), 5: row(5, 7.0), 16: row(16)}
 
 
-def test_the_oldest_rows_make_space() -> None:
-    cache = Cache()
-    backlog = make(cache, capacity=8)
-    assert [add(backlog, [first, first + 1]) for first in (0, 2, 4, 6)] == [0, 0, 0, 0]
-    assert add(backlog, [8, 9]) == 2
-    assert sorted(cache.rows) == [0, 1]
-    backlog.drop([0], BLOCK)  # 2 and 3: the next in turn
-    assert add(backlog, [10, 11]) == 0
-    assert add(backlog, [20, 21, 22]) == 3  # more than a quarter of the ring: stored at once
-    assert sorted(cache.rows) == [0, 1, 20, 21, 22]
-
-
 def test_a_full_ring_stores_many_rows_at_a_time() -> None:
     cache = Cache()
     backlog = make(cache, capacity=64)  # looks a quarter ahead
@@ -144,7 +134,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog_module, "MAX_ROWS", 400)
 
     def sizes(width: int) -> list[tuple[int, ...]]:
-        made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, block_size=4)  # type: ignore[arg-type]
+        made = ContextBacklog(None, width, torch.bfloat16, num_slots=8, page_size=4)  # type: ignore[arg-type]
         assert tensors_of(made)[0].dtype == torch.bfloat16
         assert tensors_of(made)[1].dtype == torch.int64
         return [tuple(buffer.shape) for buffer in tensors_of(made)]
@@ -177,18 +167,20 @@ def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
 def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
     history: list[tuple[str, list[int]]], capacity: int
 ) -> None:
-    """Compares features, positions and slots after every step, however small the ring."""
+    """Compares features, positions and slots after every step, however small the ring, and how
+    many rows a step says that it stored."""
     cache = Cache()
     backlog = make(cache, capacity)
     newest: Rows = {}  # newest row of each slot since its block changed owners
     for number, (what, which) in enumerate(history):
+        before, said = cache.count, 0
         if what == "add":
-            add(backlog, which, float(number))
+            said = add(backlog, which, float(number))
             newest |= {slot: row(slot, float(number)) for slot in which}
         elif what == "store new":
             features, positions = zip(*(row(slot, float(number)) for slot in which), strict=True)
             rows = torch.tensor(features), torch.tensor(positions), torch.tensor(which)
-            assert backlog.store_new(*rows) == len(which)
+            said = backlog.store_new(*rows)
             newest |= {slot: row(slot, float(number)) for slot in which}
         elif what == "drop":
             backlog.drop(which, BLOCK)
@@ -198,7 +190,9 @@ def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
         else:
             full = np.array([len(which) * BLOCK])
             due = backlog.count(np.array([which]), full)[0]
-            assert backlog.store(np.array([which]), full) == due
+            said = backlog.store(np.array([which]), full)
+            assert said == due
             assert not [slot for slot in waiting(backlog) if slot // BLOCK in which]
+        assert cache.count - before == said
         assert cache.rows | waiting(backlog) == newest
         assert backlog._count == len(waiting(backlog)) <= capacity

@@ -91,46 +91,22 @@ def test_confidence_is_a_probability_whatever_the_logits(
 
 
 def test_each_requests_drafts_and_confidence_in_order(block: BlockForward, model: Fake) -> None:
-    """Two requests with three drafts and one; the bonus rows predict nothing."""
-    inputs = block_inputs(
-        np.array([5, 9, 2]),
-        np.array([3, 0, 1]),
-        np.array([1, 2, 3]),
-        77,
-        np.arange(12).reshape(3, 4),
-        4,
-    )
-    bonus_row = logits(0.97, 0.01, 0.01, 0.01)
-    model.hidden = torch.tensor(
-        [
-            bonus_row,
-            logits(0.1, 0.7, 0.1, 0.1),
-            logits(0.1, 0.1, 0.6, 0.2),
-            logits(0.1, 0.2, 0.2, 0.5),
-            bonus_row,
-            logits(0.2, 0.8 / 3, 0.8 / 3 + 0.01, 0.8 / 3 - 0.01),
-        ]
-    )
-    drafts = block.draft(inputs, torch.arange(12).view(3, 4), None)
-    assert drafts.requests.tolist() == [0, 2]
-    assert drafts.tokens == [[102, 101, 100], [101]]
+    """Three requests with three drafts, one and two; bonus rows predict nothing. Drafts behind one
+    that is not finite are dropped."""
+    table = np.arange(16).reshape(4, 4)
+    lengths = np.array([3, 0, 1, 2])
+    inputs = block_inputs(np.array([5, 9, 2, 4]), lengths, np.arange(4), 77, table, 4)
+    bonus_row, good = logits(0.97, 0.01, 0.01, 0.01), logits(0.1, 0.7, 0.1, 0.1)
+    first = [bonus_row, good, [0.0, NAN, 0.0, 0.0], good]
+    second = [bonus_row, logits(0.2, 0.26, 0.28, 0.26)]
+    third = [[0.0, NAN, 0.0, 0.0], good, logits(0.1, 0.2, 0.2, 0.5)]
+    model.hidden = torch.tensor(first + second + third)
+    drafts = block.draft(inputs, torch.from_numpy(table), None)
+    assert drafts.requests.tolist() == [0, 2, 3]
+    assert drafts.tokens == [[102], [101], [102, 100]]
     assert drafts.confidence == pytest.approx(
-        np.array([[0.7, 0.6, 0.5], [0.8 / 3 + 0.01, 0.0, 0.0]])
+        np.array([[0.7, 0.0, 0.7], [0.28, 0.0, 0.0], [0.7, 0.5, 0.0]])
     )
-
-
-def test_drafts_behind_a_row_that_is_not_finite_are_dropped(
-    block: BlockForward, model: Fake
-) -> None:
-    inputs = block_inputs(
-        np.array([5, 9]), np.array([3, 2]), np.array([1, 2]), 77, np.arange(8).reshape(2, 4), 4
-    )
-    good = logits(0.1, 0.7, 0.1, 0.1)
-    bad = [0.0, NAN, 0.0, 0.0]
-    model.hidden = torch.tensor([bad, good, bad, good, bad, good, good])
-    drafts = block.draft(inputs, torch.arange(8).view(2, 4), None)
-    assert drafts.tokens == [[102], [102, 102]]
-    assert drafts.confidence == pytest.approx(np.array([[0.7, 0.0, 0.7], [0.7, 0.7, 0.0]]))
 
 
 def test_attention_is_told_of_each_block(

@@ -41,10 +41,8 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
 STEPS = {
     "drafted_steps": 64,
     "skipped_steps": 192,
-    "verifications": 128,
     "draft_tokens": 320,
     "free_draft_tokens": 128,
-    "accepted_tokens": 192,
     "timed": 256,
     "estimated": 7.68,
     "measured": 10.24,
@@ -52,10 +50,7 @@ STEPS = {
     "plain_tokens": 256,
     "expected_tokens": 448,
 }
-UNGAINED = (
-    "DFlash planner: Drafted steps: 25%, Mean draft length: 2.50 (free: 40% of the drafts), Mean"
-    " acceptance length: 1.50 + 1, Step: 40.0 ms (estimated 30.0 ms)"
-)
+UNGAINED = "DFlash planner: Drafted steps: 25%, Free drafts: 40%, Step: 40.0 ms (estimated 30.0 ms)"
 LINE = f"{UNGAINED}, Estimated gain over plain decoding, by the cost model: 1.25x (planned: 1.75x)"
 
 
@@ -66,14 +61,14 @@ def test_one_line_per_interval(logged: Logged) -> None:
     logged.count(**STEPS)
     assert logged.at(119.9) == []
     assert logged.at(123.0) == [LINE]  # only the new steps
-    logged.count(**STEPS)
+    logged.count(**STEPS | {"draft_tokens": 0})
     assert logged.at(132.9) == []  # ten seconds after the last line, not after it was due
-    assert logged.at(133.0) == [LINE]
+    (line,) = logged.at(133.0)
+    assert line.startswith("DFlash planner: Drafted steps: 25% (drafts do not pay at this load), ")
 
 
-@pytest.mark.parametrize("nothing", [{}, {"drafted_steps": 0, "skipped_steps": 0}])
-def test_no_line_where_nobody_could_draft(logged: Logged, nothing: dict[str, float]) -> None:
-    logged.count(**(STEPS | nothing if nothing else {}))
+def test_no_line_where_nobody_could_draft(logged: Logged) -> None:
+    logged.count(**STEPS | {"drafted_steps": 0, "skipped_steps": 0})
     assert logged.at(111.0) == []
 
 
@@ -85,10 +80,5 @@ def test_a_line_that_is_due_comes_as_soon_as_there_is_something_to_say(logged: L
     assert logged.at(401.0) == []
     logged.count(timed=1)
     assert logged.at(401.1) == [UNGAINED]  # these steps say nothing about a gain yet
-
-
-def test_a_gain_is_said_once_the_engine_is_warm(logged: Logged) -> None:
-    logged.count(**STEPS | {"timed": 255, "estimated": 255 * 0.03, "measured": 255 * 0.04})
-    assert logged.at(110.0) == [UNGAINED]
     logged.count(**STEPS)
-    assert logged.at(120.0) == [LINE]
+    assert logged.at(420.0) == [LINE]

@@ -16,7 +16,7 @@ from support.engines import USES_V2
 from support.pairs import Pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.v1.host_step import FixedLength
+from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.step import Plan, StepRecord
 
@@ -190,26 +190,6 @@ def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, 
     assert (proposer.host.free_drafts and proposer.most_free) == most
     assert proposer.host.planner.max_draft == own.get("num_speculative_tokens", 7)
     assert proposer.host.statistics.max_draft == own.get("num_speculative_tokens", 7)
-
-
-@on_both_runners
-def test_block_forward_does_not_run_when_nobody_drafts(harness: Harness) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("the block forward ran")
-
-    harness.proposer.model.block.forward = fail
-    room = 0 if USES_V2 else None  # V2's scheduler finds out
-    assert harness.step([Row(0, features(5, 0), in_prompt=True)], room) == [[]]
-    with pytest.raises(AssertionError, match="the block forward ran"):
-        harness.step([Row(0, features(5, 0))])
-
-
-@on_both_runners
-def test_drafts_never_outrun_max_tokens(harness: Harness) -> None:
-    harness.max_tokens = 20
-    lengths = [len(harness.step([Row(0, features(n, n))])[0]) for n in (10, 2, 3, 3)]
-    # Context 10, 12, 15, 18: room for the bonus token, the drafts and one token after them.
-    assert lengths == [7, 6, 3, 0]
 
 
 @on_both_runners

@@ -12,7 +12,11 @@ import torch
 from support.configs_by_hand import QWEN
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, EngineOptions
-from vllm_dflash.engine.scheduler_output import few_rows, fresh_cache_blocks, newly_admitted
+from vllm_dflash.engine.scheduler_output import (
+    batch_too_small_warning,
+    fresh_cache_blocks,
+    newly_admitted,
+)
 from vllm_dflash.engine.v1.backlog import useless_cache_blocks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
 
@@ -82,8 +86,8 @@ def test_few_rows_are_said(rows: int, requests: int, level: int | None, said: st
         scheduler_config=SimpleNamespace(max_num_batched_tokens=rows, max_num_seqs=requests),
         speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=7),
     )
-    found = few_rows(config)
+    found = batch_too_small_warning(config)
     assert (found and found[0]) == level
     assert said in (found[1] if found else "")
     config.speculative_config.max_num_new_slots_for_drafting = 0  # as in vLLM 0.33
-    assert few_rows(config) is None
+    assert batch_too_small_warning(config) is None

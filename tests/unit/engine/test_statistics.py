@@ -62,7 +62,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
     step.verified = np.array([7, 3, 1, 5, 2, 0])
     step.verified_free = np.array([7, 3, 0, 5, 0, 0])  # the fourth's sample was discarded
     for _ in range(2):
-        statistics.observe_verification(step)
+        statistics.record_outcomes(step)
     assert changed(statistics) == {
         "verifications": 8,
         "draft_tokens": 26,
@@ -98,9 +98,9 @@ def test_lengths_are_those_of_blocks() -> None:
     """A request that was drafted but took what its text predicts has length 0."""
     statistics = DraftStatistics(3)
     taken = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
-    statistics.observe(drafted_step(**taken), None)
+    statistics.record_step(drafted_step(**taken), None)
     free = Plan.without_block(3)
-    statistics.observe(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)
+    statistics.record_step(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)
     assert statistics.to_dict()["draft_lengths"] == [1, 0, 1, 0]
     assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
 
@@ -133,13 +133,15 @@ def test_lengths_are_those_of_blocks() -> None:
 )
 def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:
     statistics = DraftStatistics(3)
-    statistics.observe(step, None)
+    statistics.record_step(step, None)
     assert changed(statistics) == {"steps": 1, **counted}
 
 
 def test_what_was_expected_against_what_came() -> None:
     statistics = DraftStatistics(3)
-    statistics.observe(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
+    estimate = StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025)
+    statistics.record_step(drafted_step(), estimate)
+    statistics.record_step(step_of(target_seconds=0.0), None)  # nothing is known of it
     assert statistics.to_dict()["costs_ms"] == {
         "step": {"estimated": 30.0, "measured": 40.0},
         "draft": {"estimated": 12.0, "measured": 8.0},
@@ -150,20 +152,3 @@ def test_what_was_expected_against_what_came() -> None:
     assert statistics.produced_tokens == 5
     assert statistics.to_dict()["predicted_speedup"] == pytest.approx(1.5)
     assert statistics.to_dict()["measured_speedup"] == pytest.approx(5 / 6)
-
-
-def test_a_step_that_stands_for_several() -> None:
-    """Its times are means, and each of those steps counts."""
-    statistics = DraftStatistics(3)
-    estimate = StepEstimate(0.02, 0.5, 0.5, plain_seconds=0.02)
-    statistics.observe(step_of(target_seconds=0.025, count=4), estimate)
-    statistics.observe(step_of(target_seconds=0.05), estimate)
-    assert statistics.to_dict()["costs_ms"] == {
-        "step": {"estimated": 20.0, "measured": 30.0},  # mean of five
-        "draft": NO_TIME,  # none ran
-        "context": NO_TIME,
-    }
-    assert statistics.costs[0, 0] == 5
-    assert statistics.plain_tokens == pytest.approx(4 * 3 * 1.25 + 3 * 2.5)
-    assert statistics.expected_tokens == pytest.approx(22.5)
-    assert statistics.produced_tokens == 15

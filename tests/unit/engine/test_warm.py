@@ -17,7 +17,7 @@ from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
 
 
-def test_a_buffer_that_moves_is_counted_once() -> None:
+def test_buffers_that_move_or_are_new_are_counted_once() -> None:
     holder = SimpleNamespace(one=torch.zeros(4), other=torch.zeros(4), size=4)
     state = WarmState(lambda: (None, holder))
     holder.one = torch.zeros(5)  # allowed before warm-up has ended
@@ -27,21 +27,16 @@ def test_a_buffer_that_moves_is_counted_once() -> None:
     holder.other = torch.zeros(4)
     assert kept.data_ptr() != holder.other.data_ptr()
     assert state.to_dict()["reallocations_after_warmup"] == 1
+    holder.new = torch.zeros(4)
+    assert state.to_dict()["reallocations_after_warmup"] == 2
 
 
-def test_a_new_buffer_is_counted() -> None:
-    holder = SimpleNamespace(one=torch.zeros(4))
-    state = WarmState(lambda: (holder,))
-    state.seal()
-    holder.other = torch.zeros(4)
-    assert state.to_dict()["reallocations_after_warmup"] == 1
-
-
-def test_candidates_of_trees_that_move_are_counted() -> None:
-    """Graphs write them, and the next trees grow from them."""
+def test_what_graphs_read_and_write_is_counted_if_it_moves() -> None:
+    """Candidates of trees, from which the next ones grow, and which requests a batch has."""
     trees = DraftTrees(2, 3, 4, 4, torch.device("cpu"))
     speculator: Any = object.__new__(PlannedSpeculator)
-    speculator.trees, speculator.batch = trees, Batch.allocate(2, *torch.zeros(3, 2))
+    batch = speculator.batch = Batch.allocate(2, *torch.zeros(3, 2))
+    speculator.trees = trees
     speculator.input_buffers = speculator.slots = speculator.free_drafts = None
     state = WarmState(speculator._owners)
     state.seal()
@@ -49,17 +44,8 @@ def test_candidates_of_trees_that_move_are_counted() -> None:
     kept = trees.candidates
     trees.candidates = kept._replace(tokens=kept.tokens.clone())
     assert state.to_dict()["reallocations_after_warmup"] == 1
-
-
-def test_a_batch_that_moves_is_counted() -> None:
-    """Graphs read which requests it has."""
-    speculator: Any = object.__new__(PlannedSpeculator)
-    speculator.trees = speculator.input_buffers = speculator.slots = speculator.free_drafts = None
-    batch = speculator.batch = Batch.allocate(2, *torch.zeros(3, 2))
-    state = WarmState(speculator._owners)
-    state.seal()
     speculator.batch = batch._replace(slots=batch.slots.clone())
-    assert state.to_dict()["reallocations_after_warmup"] == 1
+    assert state.to_dict()["reallocations_after_warmup"] == 2
 
 
 def test_captures_and_compilations_are_counted() -> None:

@@ -48,7 +48,7 @@ def test_blocks_that_a_preempted_request_once_had_are_not_dropped() -> None:
     dropped: list[int] = []
     cache = SimpleNamespace(enable_prefix_caching=False)
     proposer.vllm_config = SimpleNamespace(cache_config=cache)
-    proposer.kv_cache_gid, proposer.cache_block_size = 0, 32
+    proposer.kv_cache_gid, proposer.scheduler_page_size = 0, 32
     backlog = SimpleNamespace(drop=lambda blocks, _: dropped.extend(blocks))
     proposer.host = SimpleNamespace(backlog=backlog, begin_step=lambda *_: None)
     proposer._own_limits = OwnLimits()
@@ -102,7 +102,7 @@ class Drafter:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.statistics.observe_length(1, 7, could_draft=True)
+            self.statistics.record_blocks([7], could_draft=True)
             self.statistics.nan_drafts += 1
             for each in (self.slots.records, self.slots.overall, self.slots.counts):
                 each += 1

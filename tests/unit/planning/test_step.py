@@ -22,11 +22,9 @@ def decoding(*ids: str) -> StepRecord:
     return StepRecord(ids, np.ones(len(ids), dtype=int), rows=len(ids))
 
 
-def finish(
-    clock: StepClock, fake: FakeTime, step: StepRecord, seconds: float, **more: bool
-) -> StepRecord:
+def finish(clock: StepClock, fake: FakeTime, step: StepRecord, seconds: float) -> StepRecord:
     fake.now += seconds
-    clock.finish(step, **more)
+    clock.finish(step)
     return step
 
 
@@ -106,38 +104,6 @@ def test_a_step_of_nobody_is_a_pause(fake: FakeTime) -> None:
         assert not empty.only_decodes
         assert (empty.seconds, empty.target_seconds) == (0.0, 0.0)
     assert finish(clock, fake, decoding("a"), 1.0).target_seconds == 0.0
-
-
-def test_steps_that_are_held_are_taken_together(fake: FakeTime) -> None:
-    clock = StepClock()
-    finish(clock, fake, decoding("a"), 1.0)
-    for seconds in (1.0, 2.0):
-        held = finish(clock, fake, decoding("a"), seconds, hold=True)
-        assert held.target_seconds == 0.0
-    last = finish(clock, fake, decoding("a"), 3.0)
-    assert (last.target_seconds, last.count, last.seconds) == (pytest.approx(2.0), 3, 3.0)
-    finish(clock, fake, decoding("a"), 5.0, hold=True)
-    other = finish(clock, fake, decoding("a", "b"), 7.0)  # the step before is dropped
-    assert (other.target_seconds, other.count) == (pytest.approx(7.0), 1)
-    finish(clock, fake, decoding("a", "b"), 5.0, hold=True)
-    finish(clock, fake, StepRecord("ab", np.array([1, 0]), rows=9), 5.0)
-    alone = finish(clock, fake, decoding("a", "b"), 2.0)
-    assert (alone.target_seconds, alone.count) == (pytest.approx(2.0), 1)
-
-
-def test_a_step_that_verifies_ends_those_that_were_held(fake: FakeTime) -> None:
-    """Free drafts are verified in the middle of steps that rest."""
-    clock = StepClock()
-    finish(clock, fake, decoding("a"), 1.0)
-    for seconds in (2.0, 4.0):
-        fake.now += seconds
-        assert clock.finish(decoding("a"), hold=True) is None
-    verifying = StepRecord(["a"], np.array([3]), 5, np.array([4]))
-    fake.now += 9.0
-    held = clock.finish(verifying)
-    assert held is not None
-    assert (held.rows, held.target_seconds, held.count) == (1, 3.0, 2)
-    assert (verifying.target_seconds, verifying.count) == (9.0, 1)
 
 
 def test_fields_of_outcomes_are_arrays_by_themselves() -> None:

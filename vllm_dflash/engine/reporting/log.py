@@ -112,43 +112,39 @@ def log_costs(costs: StepCosts, seconds: float) -> None:
 
 
 class PeriodicLog:
-    """Logs what was planned since the last line, and the results. Complements vLLM's own line about
-    speculative decoding."""
+    """Logs what was planned since the last line, and what steps took. vLLM's own line says how many
+    drafts were verified and accepted."""
 
     def __init__(self, statistics: DraftStatistics, interval: float) -> None:
         """Log at most one line per `interval` seconds."""
         self._statistics = statistics
         self._increases = Increases(statistics, interval)
-        self._costs = statistics.costs.copy()
+        self._timed = statistics.costs[0].copy()
 
     def tick(self) -> None:
         """Call after each step. Logs if a line is due and any request could have been drafted.
 
         A line that is due waits for enough steps, however long the engine is idle before them.
         """
-        if self._statistics.costs[0, 0] - self._costs[0, 0] < STEPS_FOR_A_LINE:
+        steps, estimated, measured = self._statistics.costs[0] - self._timed
+        if steps < STEPS_FOR_A_LINE:
             return
         fresh = self._increases.tick()
         if fresh is None:
             return
-        since, last, self._costs = Counter(fresh), self._costs, self._statistics.costs.copy()
-        steps, estimated, measured = self._costs[0] - last[0]
+        self._timed = self._statistics.costs[0].copy()
+        since = Counter(fresh)
         able = since["drafted_steps"] + since["skipped_steps"]
         if not able:
             return
         parts = [f"DFlash planner: Drafted steps: {100 * since['drafted_steps'] / able:.0f}%"]
-        if verifications := since["verifications"]:
-            free = since["free_draft_tokens"] / since["draft_tokens"]
-            parts += [
-                f"Mean draft length: {since['draft_tokens'] / verifications:.2f}"
-                f" (free: {100 * free:.0f}% of the drafts)",
-                f"Mean acceptance length: {since['accepted_tokens'] / verifications:.2f} + 1",
-            ]
+        if drafts := since["draft_tokens"]:
+            parts += [f"Free drafts: {100 * since['free_draft_tokens'] / drafts:.0f}%"]
         else:
             parts[0] += " (drafts do not pay at this load)"
         was, expected = 1000 * measured / steps, 1000 * estimated / steps
         parts += [f"Step: {was:.1f} ms (estimated {expected:.1f} ms)"]
-        if (plain := since["plain_tokens"]) and self._costs[0, 0] >= STEPS_FOR_A_GAIN:
+        if (plain := since["plain_tokens"]) and self._timed[0] >= STEPS_FOR_A_GAIN:
             parts += [
                 "Estimated gain over plain decoding, by the cost model:"
                 f" {since['produced_tokens'] / plain:.2f}x"

@@ -4,6 +4,7 @@ names."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -62,20 +63,16 @@ class DraftStatistics:
     plain_tokens: float = _shown(
         "Tokens that plain decoding makes in the same time, by the cost model."
     )
-    draft_lengths: Ints = field(init=False)
-    """How often each length from 0 to K was chosen for a request in a drafted step, [K + 1]."""
-    costs: Floats = field(init=False)
+    draft_lengths: Counter[int] = field(default_factory=Counter)
+    """How often each length from 0 to K was chosen for a request in a drafted step."""
+    costs: Floats = field(default_factory=lambda: np.zeros((len(COSTS), 3)))
     """Count, estimated seconds and measured seconds for each of `COSTS`, [3, 3]."""
-
-    def __post_init__(self) -> None:
-        self.draft_lengths = np.zeros(self.max_draft + 1, dtype=np.int64)
-        self.costs = np.zeros((len(COSTS), 3))
 
     def clear(self) -> None:
         """Reset all counters to zero, in place."""
         vars(self).update(vars(DraftStatistics(self.max_draft)))
 
-    def observe_verification(self, step: StepRecord) -> None:
+    def record_outcomes(self, step: StepRecord) -> None:
         """Count the results of the drafts that a step verified."""
         numbers = zip(step.verified.tolist(), step.verified_free.tolist(), strict=True)
         self.count_verified(step.ids, step.produced.tolist(), [*numbers])
@@ -105,59 +102,50 @@ class DraftStatistics:
         self.verifications, self.draft_tokens, self.accepted_tokens, self.nan_drafts = both
         self.free_verifications, self.free_draft_tokens, self.free_accepted_tokens, _ = of_texts
 
-    def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
-        """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle."""
-        self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)
-        self._observe_blocks(len(lengths), int(lengths.sum()), could_draft)
+    def record_blocks(self, lengths: Sequence[int], *, could_draft: bool) -> None:
+        """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle.
 
-    def observe_length(self, count: int, length: int, *, could_draft: bool) -> None:
-        """Count a step that drafts `count` blocks of this length. Makes no arrays: V2's host counts
-        every step, and a fast GPU waits for it."""
-        self.draft_lengths[length] += count
-        self._observe_blocks(count, count * length, could_draft)
-
-    def _observe_blocks(self, count: int, tokens: int, could_draft: bool) -> None:
+        Makes no arrays: V2's host counts every step, and a fast GPU waits for it.
+        """
+        count = len(lengths)
         self.steps += 1
         self.drafted_steps += count > 0
         self.skipped_steps += could_draft and not count
         self.drafted_requests += count
-        self.planned_tokens += tokens
+        self.planned_tokens += sum(lengths)
+        self.draft_lengths.update(lengths)
 
-    def observe(self, step: StepRecord, estimate: StepEstimate | None) -> None:
+    def record_step(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step that has ended; `estimate`: its expected time, if there is one."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
-        self.observe_lengths(blocks, could_draft=step.could_draft)
+        self.record_blocks(blocks.tolist(), could_draft=step.could_draft)
         self.probes += plan.is_probe and plan.runs_block
         self.nan_drafts += step.nan_drafts
-        self.observe_time(step, estimate)
+        self.record_times(step, estimate)
 
-    def observe_time(self, step: StepRecord, estimate: StepEstimate | None) -> None:
-        """Count a step's times; `estimate`: its expected time, if there is one."""
+    def record_times(self, step: StepRecord, estimate: StepEstimate | None) -> None:
+        """Count a step's times, and compare them with their estimate, if there is one."""
         self.step_seconds += step.seconds
         self.draft_seconds += step.draft_seconds
         self.context_seconds += step.context_seconds
         self.planning_seconds += step.planning_seconds
-        self.compare(step, estimate)
-
-    def compare(self, step: StepRecord, estimate: StepEstimate | None) -> None:
-        """Compare a step's time with its estimate, if there is one."""
         if estimate is None:
             return
-        times = np.array([step.count, step.draft_rows > 0, step.context_rows > 0])
+        has_part = np.array([1, step.draft_rows > 0, step.context_rows > 0])
         measured = np.array([step.target_seconds, step.draft_seconds, step.context_seconds])
-        self.costs += times[:, None] * np.stack([np.ones(3), estimate[:3], measured], axis=1)
-        plain = step.count * step.num_requests * measured.sum() / estimate.plain_seconds
-        self.plain_tokens += float(plain)
-        self.expected_tokens += float(plain) * step.plan.speedup
-        self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
+        self.costs += has_part[:, None] * np.stack([np.ones(3), estimate[:3], measured], axis=1)
+        plain = float(step.num_requests * measured.sum() / estimate.plain_seconds)
+        self.plain_tokens += plain
+        self.expected_tokens += plain * step.plan.speedup
+        self.produced_tokens += step.num_requests + int(step.accepted.sum())
 
-    def of_planning(self) -> dict[str, Any]:
-        """Return what only the planner's process counts, to `take_over` in another one."""
-        return {**{name: getattr(self, name) for name in OF_PLANNING}, "costs": self.costs.copy()}
+    def scheduler_counters(self) -> dict[str, Any]:
+        """Return what only V2's scheduler counts, to `merge_scheduler_counters` in a worker."""
+        return {name: getattr(self, name) for name in OF_SCHEDULER} | {"costs": self.costs.copy()}
 
-    def take_over(self, counted: dict[str, Any]) -> None:
-        """Replace these counters with those of another process."""
+    def merge_scheduler_counters(self, counted: dict[str, Any]) -> None:
+        """Replace these counters with the scheduler's."""
         vars(self).update(counted)
 
     def counts(self) -> dict[str, float]:
@@ -172,7 +160,7 @@ class DraftStatistics:
             **self.counts(),
             "mean_acceptance_length": 1 + self.accepted_tokens / count if count else 0.0,
             "mean_draft_length": self.draft_tokens / count if count else 0.0,
-            "draft_lengths": self.draft_lengths.tolist(),
+            "draft_lengths": [self.draft_lengths[length] for length in range(self.max_draft + 1)],
             "costs_ms": {
                 name: {"estimated": round(estimated, 3), "measured": round(measured, 3)}
                 for name, (estimated, measured) in zip(COSTS, means.tolist(), strict=True)
@@ -185,11 +173,11 @@ class DraftStatistics:
 
 COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
 """Description of each counter, by name."""
-OF_PLANNING = (
+OF_SCHEDULER = (
     *("probes", "step_seconds", "planning_seconds"),
     *("produced_tokens", "expected_tokens", "plain_tokens"),
 )
-"""Names of the counters that `DraftStatistics.of_planning` returns."""
+"""Names of the counters that `DraftStatistics.scheduler_counters` returns."""
 METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
 """Names of the counters that are shown at `/metrics`."""
 

@@ -37,7 +37,7 @@ class ContextBacklog:
         dtype: torch.dtype,
         *,
         num_slots: int,
-        block_size: int,
+        page_size: int,
     ) -> None:
         """Make an empty backlog.
 
@@ -46,10 +46,10 @@ class ContextBacklog:
             width: values per feature row, m * H.
             dtype: dtype of the features.
             num_slots: slots of the cache.
-            block_size: slots per block in the block tables.
+            page_size: slots per block in the block tables.
         """
         self._context = context
-        self._block_size = block_size
+        self._page_size = page_size
         capacity = min(MAX_ROWS, MAX_BYTES // (width * dtype.itemsize))
         self._features = torch.empty(capacity, width, dtype=dtype)
         self._features.fill_(0)  # the first use of each page of memory takes time: not in a step
@@ -61,17 +61,17 @@ class ContextBacklog:
         """Slot of each row of the ring, or `EMPTY`."""
         self._row_of = np.full(num_slots, EMPTY, dtype=np.int32)
         """Row of the ring that waits for each slot, or `EMPTY`."""
-        self._in_block = np.zeros(-(-num_slots // block_size), dtype=np.int32)
+        self._in_block = np.zeros(-(-num_slots // page_size), dtype=np.int32)
         """Number of waiting rows of each block."""
         self._next = self._count = 0
 
-    def drop(self, blocks: Collection[int], block_size: int) -> None:
+    def drop(self, blocks: Collection[int], page_size: int) -> None:
         """Drop the rows of blocks that have a new owner, or that no request can find again.
 
-        Call before `add`. `block_size`: slots per block here, which may differ from the backlog's.
+        Call before `add`. `page_size`: slots per block here, which may differ from the backlog's.
         """
         if blocks:
-            self._drop(slots_in(np.array([*blocks]), block_size))
+            self._drop(slots_in(np.array([*blocks]), page_size))
 
     def add(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> int:
         """Add rows [C, m * H] with their positions [C] and slots [C].
@@ -95,7 +95,7 @@ class ContextBacklog:
         self._drop(waiting)
         self._slot_of[rows] = waiting
         self._row_of[waiting] = np.arange(start, self._next)
-        np.add.at(self._in_block, waiting // self._block_size, 1)
+        np.add.at(self._in_block, waiting // self._page_size, 1)
         self._count += count
         return stored
 
@@ -126,7 +126,7 @@ class ContextBacklog:
         used = self._used(context_lens)
         blocks = np.unique(block_table[:, : used.shape[1]][used])
         blocks = blocks[self._in_block[blocks] > 0]
-        return self._store(self._rows_of(slots_in(blocks, self._block_size)))
+        return self._store(self._rows_of(slots_in(blocks, self._page_size)))
 
     def _drop(self, slots: Ints) -> None:
         """Drop the rows that wait for these slots; slots may repeat."""
@@ -139,7 +139,7 @@ class ContextBacklog:
         slots = self._slot_of[rows]
         self._row_of[slots] = EMPTY
         self._slot_of[rows] = EMPTY
-        np.subtract.at(self._in_block, slots // self._block_size, 1)
+        np.subtract.at(self._in_block, slots // self._page_size, 1)
         self._count -= len(rows)
 
     def _store(self, rows: Ints) -> int:
@@ -151,7 +151,7 @@ class ContextBacklog:
 
     def _used(self, context_lens: Ints) -> Bools:
         """Which columns of a block table each context uses, [R, most blocks of any]."""
-        num_blocks = -(-context_lens // self._block_size)
+        num_blocks = -(-context_lens // self._page_size)
         return np.arange(num_blocks.max(initial=0)) < num_blocks[:, None]
 
     def _rows_of(self, slots: Ints) -> Ints:
@@ -159,22 +159,22 @@ class ContextBacklog:
         return rows[rows != EMPTY]
 
 
-def slots_in(blocks: Ints, block_size: int) -> Ints:
+def slots_in(blocks: Ints, page_size: int) -> Ints:
     """All slots of these blocks."""
-    return (blocks[:, None].astype(np.int64) * block_size + np.arange(block_size)).ravel()
+    return (blocks[:, None].astype(np.int64) * page_size + np.arange(page_size)).ravel()
 
 
 def useless_cache_blocks(
-    ended: Collection[CachedRequestState], group: int, block_size: int, *, caches_prefixes: bool
+    ended: Collection[CachedRequestState], group: int, page_size: int, *, caches_prefixes: bool
 ) -> list[int]:
     """Blocks of ended requests that no later request can find as a cached prefix.
 
     Only full blocks can be found, and the last token of a request was never computed.
 
-    `block_size`: slots per block of the group. Without `caches_prefixes`, all blocks are useless.
+    `page_size`: slots per block of the group. Without `caches_prefixes`, all blocks are useless.
     """
     useless: list[int] = []
     for request in ended:
-        filled = (request.num_tokens - 1) // block_size if caches_prefixes else 0
+        filled = (request.num_tokens - 1) // page_size if caches_prefixes else 0
         useless += request.block_ids[group][filled:]
     return useless

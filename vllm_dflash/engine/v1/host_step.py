@@ -16,82 +16,24 @@ A plan also applies to the next few steps, if planning takes long beside them (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.agreement import from_rank_0
-from vllm_dflash.engine.block_layout import block_inputs, draft_limits, kept_rows
-from vllm_dflash.engine.cadence import SOON, Cadence
+from vllm_dflash.engine.block_layout import block_inputs, draft_limits
+from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import NO_BLOCKS, BlockDrafts, BlockForward
+from vllm_dflash.engine.v1.fixed_length import FixedLength
+from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.model.context_projection import ContextProjection
-from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Plan, StepRecord
+from vllm_dflash.planning.step import StepRecord
 from vllm_dflash.planning.texts import NgramIndex
-
-
-class TargetBatch(NamedTuple):
-    """Inputs for drafting after the target ran T rows of R requests."""
-
-    features: torch.Tensor
-    """Hidden states of the taps, [T, m * H]."""
-    positions: torch.Tensor
-    """[T]."""
-    slots: torch.Tensor
-    """Slots of the drafter's cache, [T]."""
-    query_start_loc: Ints
-    """First row of each request, then the total, [R + 1]."""
-    num_rejected: Ints
-    """Rejected drafts of each request, which are its last rows, [R]."""
-    block_table: torch.Tensor
-    """Cache blocks of each request, [R, most of any]."""
-    sampled: Ints
-    """Tokens that each request got, then -1, [R, most of any]."""
-    bonus_ids: Ints
-    """Newest token of each request, [R]."""
-    texts: Ints
-    """All tokens of each request but `sampled`, [R or more, longest] int32."""
-    text_limits: Ints
-    """Maximum length of each request with free drafts, [R]; 0: it has no text to look up."""
-    block_limits: Ints
-    """Maximum length of each request with drafts of a block, [R]."""
-    most_free: int
-    """Maximum number of free drafts per request that a step has room to verify."""
-
-
-class FixedLength:
-    """Replacement for the planner with `draft_length: "fixed"`: always K drafts, or as many as a
-    request can use."""
-
-    agrees_across_ranks = True
-    """Whether all tensor-parallel ranks get the same plan without exchanging it."""
-
-    def __init__(self, max_draft: int) -> None:
-        self.max_draft = max_draft
-
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
-        """Draft for every request that can use drafts."""
-        width = min(self.max_draft, int(limits.max(initial=0)))
-        return Plan(limits > 0, width)
-
-    def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        """Verify all drafts of the blocks."""
-        lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
-        return lengths, np.zeros(len(lengths), bool)
-
-    def learn_drafts(self, step: StepRecord) -> None:
-        """Do nothing."""
-
-    def observe(self, step: StepRecord) -> None:
-        """Do nothing: no estimate, and nothing to learn."""
 
 
 class HostStep:
@@ -102,14 +44,13 @@ class HostStep:
         options: EngineOptions,
         block: BlockForward,
         context: ContextProjection,
-        block_size: int,
+        page_size: int,
     ) -> None:
-        """Start with fixed lengths and no free drafts; `block_size`: tokens per cache block."""
+        """Start with fixed lengths and no free drafts; `page_size`: tokens per cache page."""
         self.width = options.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""
-        self.mask_token_id = options.drafter.mask_token_id
-        self.first_draft_row = options.drafter.first_draft_row
-        self.block_size = block_size
+        self.spec = options.drafter
+        self.page_size = page_size
         self.block = block
         self.context = context
         self.planner: Planner | FixedLength = FixedLength(self.width)
@@ -125,11 +66,8 @@ class HostStep:
         self._last = StepRecord((), np.zeros(0, np.int64))
         """The previous step."""
         self._cadence = Cadence()
-        self._skip_steps = self._since_plan = self._watched_steps = 0
-        """Number of next steps that need no new plan, as long as the batch stays the same; of those
-        since the last new one; and of those to plan in any case, after a probe."""
-        self._plan_seconds = 0.0
-        """Time that the last new plan took."""
+        self._since_plan = 0
+        """Steps since the last new plan."""
         self._longest_useless = 0
         """Longest match of a text, in tokens, that did not pay under the present plan."""
 
@@ -153,10 +91,10 @@ class HostStep:
         self._count_outcome(step)
         self._keep_context(step, batch)
         self._look_up(step, batch)
-        self._repeat_plan(step)
-        self._limit(step, batch)
-        if not step.repeats_plan:
-            self._plan(step)
+        step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
+        step.could_draft = bool(step.limits.any())
+        if not self._repeat_plan(step):
+            self._plan(step, batch)
         block = NO_BLOCKS
         if step.plan.width:
             self._catch_up(step, batch)
@@ -166,19 +104,14 @@ class HostStep:
         return self._hand_over(step, block)
 
     def end(self, step: StepRecord) -> None:
-        """Time a finished step, learn from it, and count it."""
-        # A step that verified drafts differs from the undrafted steps that may follow it.
-        is_skipping = self._skip_steps > 0 and not step.verified.any()
-        held = self._clock.finish(step, hold=is_skipping)
-        if held is not None:
-            self.statistics.compare(held, self.planner.observe(held))
+        """Time a finished step, learn what it cost unless it repeated a plan, and count it."""
+        self._clock.finish(step)
         estimate = None
-        if not (step.repeats_plan and step.verified.any()):  # others are the mean of held ones
+        if not step.repeats_plan:
             with step.timing("planning"):
                 estimate = self.planner.observe(step)
-        if not step.repeats_plan:
-            self._cadence.observe(self._plan_seconds, step.seconds)
-        self.statistics.observe(step, estimate)
+            self._cadence.record_step(step.planning_seconds, step.seconds)
+        self.statistics.record_step(step, estimate)
 
     # --- the parts of a step, in their order ------------------------------------------------------
 
@@ -190,16 +123,11 @@ class HostStep:
         free = np.array([self._handed_over.get(name, False) for name in step.ids])
         step.verified = np.where(ours & step.decoding, step.verified, 0)
         step.verified_free = step.verified * free
-        self.statistics.observe_verification(step)
+        self.statistics.record_outcomes(step)
 
     def _keep_context(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the context of all rows that were not rejected, or add it to the backlog."""
-        rows: slice | torch.Tensor
-        if batch.num_rejected[:-1].any():
-            rows = torch.from_numpy(kept_rows(batch.query_start_loc, batch.num_rejected))
-        else:  # the kept rows are contiguous, so no copy is needed
-            rows = slice(len(batch.features) - int(batch.num_rejected[-1]))
-        kept = batch.features[rows], batch.positions[rows], batch.slots[rows]
+        kept = batch.kept()
         with step.timing("context"):
             if self.backlog is None:
                 self.context.store(*kept)
@@ -221,44 +149,27 @@ class HostStep:
         if found.lengths.any() or found.known.any():
             step.predicted = found
 
-    def _repeat_plan(self, step: StepRecord) -> None:
-        """Repeat the last plan if it still holds; else learn from the drafts that were verified."""
+    def _repeat_plan(self, step: StepRecord) -> bool:
+        """Repeat the last plan if it still holds, for the requests that can still use drafts."""
         self._since_plan += 1
-        if self._skip_steps and step.ids == self._last.ids:
-            self._skip_steps -= 1
-            step.plan = replace(self._last.plan, is_probe=False)
-            step.repeats_plan = True
-            return
-        self._learn(step)
+        last = self._last.plan
+        if step.ids != self._last.ids or self._since_plan > last.holds_for:
+            return False
+        drafted = last.drafted & (step.limits > 0)
+        if last.width and not drafted.any():
+            return False
+        step.plan, step.repeats_plan = replace(last, drafted=drafted), True
+        return True
 
-    def _learn(self, step: StepRecord) -> None:
-        """Learn from the drafts that were verified, before a new plan."""
-        self._skip_steps, before = 0, step.planning_seconds
+    def _plan(self, step: StepRecord, batch: TargetBatch) -> None:
+        """Learn from the verified drafts, then plan which requests to draft and how wide; the same
+        on every rank."""
+        steps, self._since_plan, self._longest_useless = self._since_plan, 0, 0
         with step.timing("planning"):
             self.planner.learn_drafts(step)
-        self._plan_seconds = step.planning_seconds - before
-
-    def _limit(self, step: StepRecord, batch: TargetBatch) -> None:
-        """Find how many drafts of a block each request can use, and its waiting context."""
-        if step.repeats_plan and not step.plan.width:
-            step.could_draft = self._last.could_draft
-            return
-        step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
-        step.could_draft = bool(step.limits.any())
-        if step.repeats_plan:  # requests that have come to their end are not drafted any more
-            step.plan = replace(step.plan, drafted=step.plan.drafted & (step.limits > 0))
-            if not step.plan.drafted.any():
-                step.repeats_plan = False
-                self._learn(step)
-        if not step.repeats_plan and self.backlog is not None:
-            with step.timing("planning"):
+            if self.backlog is not None:
                 table = batch.block_table.numpy()
                 step.waiting = self.backlog.count(table, step.context_lens)
-
-    def _plan(self, step: StepRecord) -> None:
-        """Plan which requests to draft and how wide; the same on every rank."""
-        steps, self._since_plan, before = self._since_plan, 0, step.planning_seconds
-        with step.timing("planning"):
             plan = self.planner.plan(
                 step.ids,
                 step.context_lens,
@@ -267,16 +178,14 @@ class HostStep:
                 waiting=step.waiting,
                 steps=steps,
             )
-        self._plan_seconds += step.planning_seconds - before
+        if self.planner.agrees_across_ranks:
+            step.plan = plan
+            return
         if plan.is_probe:
-            self._watched_steps = SOON
-        elif self._watched_steps:
-            self._watched_steps -= 1
-        elif step.decoding.all() and not self.planner.agrees_across_ranks:
-            # Otherwise another request can be drafted with the next step, or there is no clock.
+            self._cadence.observe_next_steps()
+        elif step.decoding.all():  # otherwise another request can be drafted with the next step
             plan = replace(plan, holds_for=self._cadence.interval() - 1)
-        step.plan = plan if self.planner.agrees_across_ranks else from_rank_0(plan)
-        self._skip_steps, self._longest_useless = step.plan.holds_for, 0
+        step.plan = from_rank_0(plan)
 
     def _catch_up(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the waiting context of the requests to draft."""
@@ -293,15 +202,12 @@ class HostStep:
             step.context_lens,
             np.minimum(step.limits, step.plan.width) * step.plan.drafted,
             batch.bonus_ids,
-            self.mask_token_id,
+            self.spec.mask_token_id,
             batch.block_table.numpy(),
-            self.block_size,
-            self.first_draft_row,
+            self.page_size,
+            self.spec.first_draft_row,
         )
-        newest = None
-        if self.block.reads_newest:
-            last_rows = batch.query_start_loc[1:] - batch.num_rejected - 1
-            newest = batch.features[torch.from_numpy(last_rows[inputs.requests])]
+        newest = batch.newest_features(inputs.requests) if self.block.reads_newest else None
         with step.timing("draft"):
             block = self.block.draft(inputs, batch.block_table, newest)
         step.draft_rows = len(inputs.input_ids)

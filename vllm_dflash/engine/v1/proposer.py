@@ -29,7 +29,8 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import fresh_cache_blocks, newly_admitted
 from vllm_dflash.engine.v1.backlog import ContextBacklog, useless_cache_blocks
 from vllm_dflash.engine.v1.block_forward import BlockForward
-from vllm_dflash.engine.v1.host_step import HostStep, TargetBatch
+from vllm_dflash.engine.v1.host_step import HostStep
+from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
@@ -117,9 +118,9 @@ class PlannedProposer(DFlashProposer):
         self.host = HostStep(self.options, self.block, self.model.context, self.block_size)
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
-        self.cache_block_size = group.kv_cache_spec.block_size
+        self.scheduler_page_size = group.kv_cache_spec.block_size
         """Tokens per block of the scheduler; kernels may use smaller blocks (`block_size`)."""
-        self.num_slots = kv_cache_config.num_blocks * self.cache_block_size
+        self.num_slots = kv_cache_config.num_blocks * self.scheduler_page_size
         self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
 
     @torch.inference_mode()
@@ -159,7 +160,7 @@ class PlannedProposer(DFlashProposer):
                 self.feature_width,
                 self.dtype,
                 num_slots=self.num_slots,
-                block_size=self.block_size,
+                page_size=self.block_size,
             )
 
     # --- every step, in this order --------------------------------------------------------------
@@ -171,14 +172,14 @@ class PlannedProposer(DFlashProposer):
         if backlog is not None:
             # Preempted requests have lost their blocks already; the runner still lists them.
             still_own = scheduler_output.finished_req_ids & batch.req_id_to_index.keys()
-            group = self.kv_cache_gid, self.cache_block_size
+            group = self.kv_cache_gid, self.scheduler_page_size
             useless = useless_cache_blocks(
                 [self.runner.requests[name] for name in still_own],
                 *group,
                 caches_prefixes=self.vllm_config.cache_config.enable_prefix_caching,
             )
             backlog.drop(
-                fresh_cache_blocks(scheduler_output, *group) + useless, self.cache_block_size
+                fresh_cache_blocks(scheduler_output, *group) + useless, self.scheduler_page_size
             )
         self._own_limits.take(scheduler_output)
         admitted = newly_admitted(scheduler_output)

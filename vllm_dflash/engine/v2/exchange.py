@@ -42,8 +42,8 @@ class StepPlan(NamedTuple):
     reports: bool = True
     """Whether workers send what became of the drafts that this step verifies."""
     counted: dict[str, Any] | None = None
-    """What only the scheduler counts (`DraftStatistics.of_planning`), for `dflash_stats`: now and
-    then."""
+    """Now and then, what only the scheduler counts, for `dflash_stats`
+    (`DraftStatistics.scheduler_counters`)."""
 
     @classmethod
     def of(

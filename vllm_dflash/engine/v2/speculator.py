@@ -112,7 +112,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.trees is not None:
             self.trees.begin_step(scheduler_output)
         if plan.counted is not None:
-            self.statistics.take_over(plan.counted)
+            self.statistics.merge_scheduler_counters(plan.counted)
 
     @torch.inference_mode()
     def propose(
@@ -162,8 +162,8 @@ class PlannedSpeculator(LoadedSpeculator):
             **options,
         )
         if not dummy_run:
-            blocks, could_draft = count * self.runs_block, plan.could_draft
-            self.statistics.observe_length(blocks, plan.length, could_draft=could_draft)
+            blocks = [plan.length] * (count * self.runs_block)
+            self.statistics.record_blocks(blocks, could_draft=plan.could_draft)
         return self.draft_output[:count]
 
     def _generate_draft(self, num_reqs: int, *args: Any, **kwargs: Any) -> None:

@@ -156,19 +156,16 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
 
     def _count(self, plan: StepPlan, count: int) -> None:
         """Count the draft lengths of a step of `count` requests."""
-        if plan.lengths is not None and plan.runs_block:
-            lengths = np.array([*plan.lengths.values()])
-            self.statistics.observe_lengths(lengths, could_draft=plan.could_draft)
-        else:
-            blocks = count * plan.runs_block
-            self.statistics.observe_length(blocks, plan.length, could_draft=plan.could_draft)
+        lengths = [plan.length] * count if plan.lengths is None else [*plan.lengths.values()]
+        blocks = lengths if plan.runs_block else []
+        self.statistics.record_blocks(blocks, could_draft=plan.could_draft)
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Plan:
         steps = self._cadence.take_steps_since_plan()
         ahead = self.planner.plan(names, context, limits, steps=steps)
         if ahead.is_probe:
             self.statistics.probes += ahead.runs_block
-            self._cadence.watch()
+            self._cadence.observe_next_steps()
             return ahead
         lengths: Ints = limits[:0]
         if limits.any():  # else nothing was chosen
@@ -199,7 +196,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         if self._update_in > 0:
             return None
         self._update_in = UPDATE_STEPS
-        return self.statistics.of_planning()
+        return self.statistics.scheduler_counters()
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Cut drafts to their lengths. Called by vLLM if scheduling is synchronous."""
@@ -262,7 +259,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         draft_rows = self._last_block_rows
         self._last_block_rows = plan.runs_block * len(names) * self._block_rows
         if not plan.is_new:
-            self.statistics.step_seconds += self._clock.pass_over(
+            self.statistics.step_seconds += self._clock.end_step_unobserved(
                 names, scheduler_output.total_num_scheduled_tokens
             )
             return
@@ -291,9 +288,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             if outcomes is not None and self.planner.is_started:
                 self.planner.learn_outcomes(step, outcomes)
             estimate = self.planner.observe(step)
-        self._cadence.observe(self._planning_seconds + step.planning_seconds, step.seconds)
+        self._cadence.record_step(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
-        self.statistics.observe_time(step, estimate)
+        self.statistics.record_times(step, estimate)
 
 
 class V2AsyncScheduler(V2Scheduler, AsyncScheduler):
