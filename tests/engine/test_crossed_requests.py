@@ -34,10 +34,11 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 96,  # so that prompts come in chunks, beside others' drafts
     "reasoning_config": REASONING,
 }
+NEVER_PAYS = "drafts never pay"
 ENGINES = (
-    ("synchronous, fixed", "asynchronous, adaptive")
+    (pytest.param("synchronous, fixed", marks=pytest.mark.slow), "asynchronous, adaptive")
     if USES_V2
-    else ("fixed", "adaptive", "drafts never pay")
+    else ("adaptive", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fixed", NEVER_PAYS)))
 )
 MIXTURES = 3 if USES_V2 else 16
 MANY = 20 if USES_V2 else 200
@@ -81,7 +82,7 @@ def llm(request: pytest.FixtureRequest, expected: list[Expected]) -> Iterator[LL
     scheduling = kind.partition(",")[0] if USES_V2 else ""
     with pytest.MonkeyPatch.context() as patch:
         fix_costs(patch)
-        if kind == "drafts never pay":
+        if kind == NEVER_PAYS:
             from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 
             patch.setattr(V1CPUWorker, "measure", lambda self: never_paying())

@@ -71,7 +71,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW if n == "LiLiCorr" else []) for n in KINDS]
+)
 def test_each_kind_of_drafting_steps_and_counts_as_on_the_cpu_platform(name: str) -> None:
     found = run(name, KINDS[name], has_graphs=False)
     assert found == on_cpu(f"asynchronous: {name}")
@@ -107,7 +109,10 @@ def never_late(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["others ahead", pytest.param("random 1", marks=SLOW)])
 @pytest.mark.parametrize(
     "name",
-    ["planned", "free drafts", *(pytest.param(n, marks=SLOW) for n in ("DFlash 2", "LiLiCorr"))],
+    [
+        *("free drafts", "LiLiCorr"),
+        *(pytest.param(n, marks=SLOW) for n in ("planned", "DFlash 2")),
+    ],
 )
 def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_late(
     name: str, schedule: str

@@ -177,7 +177,7 @@ def of_native() -> dict[int, Counter[str]]:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("length", "beyond"), [(7, 0), (0, 1)], ids=["drafted", "undrafted"])
 def test_what_a_step_launches_beyond_vllms(
     count: int,

@@ -88,7 +88,10 @@ ENGINES: dict[str, tuple[str, dict[str, Any], Callable[[Ints], Plan] | None]] = 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name == "trees" else []) for name in ENGINES],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("fixed", "trees") else [])
+        for name in ENGINES
+    ],
 )
 def test_the_text_is_plain_decodings(
     name: str, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
