@@ -66,7 +66,7 @@ test-v2:
 
 # Not all of tests/engine: code for CPUs alone may not be imported if the platform is CUDA.
 EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py \
-    tests/engine/test_no_waiting.py --emulated
+    tests/engine/test_step_counts.py --emulated
 test-emulated:
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) $(PYTEST_ARGS)
 

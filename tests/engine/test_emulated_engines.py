@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from support.device_decisions import directed, lengths_in_turn
 from support.emulated_runs import on_cpu, run, watched
-from support.engines import DFLASH, engine, runner_of, with_fixed_costs
+from support.engines import DFLASH, engine, runner_of, scheduler_of, with_fixed_costs
 from support.schedules import (
     GRAPHS,
     ON_GPU,
@@ -201,6 +201,7 @@ def test_steps_without_a_block_have_graphs(monkeypatch: pytest.MonkeyPatch) -> N
     for has_graphs in (True, False):
         with watched("random 2", has_graphs=has_graphs, **scenario.settings) as llm:
             directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 0))
+            scheduler_of(llm)._update_in = 2  # rates are sent meanwhile
             replayed.clear()
             speculator = runner_of(llm).speculator
             for name in ("block_graphs", "context_graphs"):
