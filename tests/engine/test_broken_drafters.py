@@ -14,6 +14,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
+    slow_on_v2,
     token_ids,
 )
 from support.pairs import drafter_config, save_drafter
@@ -79,6 +80,7 @@ def test_a_broken_drafter_warns_and_harms_nobody(
     assert f"--target {TARGET}" in warnings[-1]
 
 
+@slow_on_v2
 def test_a_drafter_of_another_target_warns(
     tmp_path: Path,
     plain: list[list[int]],

@@ -18,6 +18,7 @@ from support.engines import (
     engine,
     greedy,
     held_out_prompts,
+    slow_on_v2,
 )
 
 pytestmark = pytest.mark.usefixtures("runner")
@@ -26,7 +27,11 @@ LENGTHS = [60, 100, 117, 118, 119, 120, 121, 122, 125, 126, 127]
 ALONE = [2, 5, 10]
 if USES_V2:  # in Triton's interpreter
     LENGTHS, ALONE = [93, 94, 121, 125, 126, 127], [2, 5]
-CASES = [("asked for", "synchronous"), ("its own", "synchronous"), ("asked for", "asynchronous")]
+CASES = [
+    pytest.param("asked for", "synchronous", marks=slow_on_v2),
+    pytest.param("its own", "synchronous", marks=slow_on_v2),
+    ("asked for", "asynchronous"),
+]
 LONG = " ".join(held_out_prompts(3))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from vllm import LLM
 
@@ -18,8 +17,9 @@ from support.crossed_requests import (
     REASONING,
     TOKENS,
     Answer,
-    Crossed,
     Mixture,
+    answer_alone,
+    difference,
     each_alone,
     mixture,
     serve,
@@ -34,10 +34,11 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 96,  # so that prompts come in chunks, beside others' drafts
     "reasoning_config": REASONING,
 }
+NEVER_PAYS = "drafts never pay"
 ENGINES = (
-    ("synchronous, fixed", "asynchronous, adaptive")
+    (pytest.param("synchronous, fixed", marks=pytest.mark.slow), "asynchronous, adaptive")
     if USES_V2
-    else ("fixed", "adaptive", "drafts never pay")
+    else ("adaptive", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fixed", NEVER_PAYS)))
 )
 MIXTURES = 3 if USES_V2 else 16
 MANY = 20 if USES_V2 else 200
@@ -59,11 +60,6 @@ def expected(request: pytest.FixtureRequest) -> list[Expected]:
         return [Expected(mix, [answer_alone(llm, one) for one in mix.requests]) for mix in mixes]
 
 
-def answer_alone(llm: LLM, one: Crossed) -> Answer:
-    [answer] = serve(llm, Mixture([one._replace(arrival=0)], None), resets=False)
-    return answer
-
-
 def never_paying() -> StepCosts:
     """Return costs at which a row costs as much as the step without it: only probes are drafted."""
     return StepCosts(
@@ -81,7 +77,7 @@ def llm(request: pytest.FixtureRequest, expected: list[Expected]) -> Iterator[LL
     scheduling = kind.partition(",")[0] if USES_V2 else ""
     with pytest.MonkeyPatch.context() as patch:
         fix_costs(patch)
-        if kind == "drafts never pay":
+        if kind == NEVER_PAYS:
             from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 
             patch.setattr(V1CPUWorker, "measure", lambda self: never_paying())
@@ -102,32 +98,3 @@ def test_answers_are_plain_decodings(llm: LLM, expected: list[Expected]) -> None
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["accepted_tokens"] > TOKENS
     assert stats["captures_after_warmup"] == 0
-
-
-def difference(ours: Answer, plains: Answer) -> str | None:
-    """Return what differs, in words; None if nothing does."""
-    if ours.is_refused != plains.is_refused:
-        return "refused" if ours.is_refused else "not refused"
-    if ours.sequences.keys() != plains.sequences.keys():
-        return f"sequences {[*ours.sequences]} for {[*plains.sequences]}"
-    for index, wanted in plains.sequences.items():
-        got = ours.sequences[index]
-        for name in ("tokens", "text", "ended"):
-            if getattr(got, name) != getattr(wanted, name):
-                return f"{name} {getattr(got, name)} for {getattr(wanted, name)}"
-        if not are_near(got.logprobs, wanted.logprobs):
-            return f"logprobs {got.logprobs} for {wanted.logprobs}"
-    wanted_scores = np.array(plains.prompt_scores)
-    if not np.allclose(np.array(ours.prompt_scores), wanted_scores, rtol=0, atol=1e-4):
-        return f"scores of the prompt {ours.prompt_scores} for {plains.prompt_scores}"
-    if not are_near(ours.prompt_logprobs, plains.prompt_logprobs):
-        return f"prompt logprobs {ours.prompt_logprobs} for {plains.prompt_logprobs}"
-    return None
-
-
-def are_near(ours: list[dict[int, float]] | None, plains: list[dict[int, float]] | None) -> bool:
-    if ours is None or plains is None:
-        return ours is plains
-    return len(ours) == len(plains) and all(
-        got == pytest.approx(wanted, abs=1e-4) for got, wanted in zip(ours, plains, strict=True)
-    )

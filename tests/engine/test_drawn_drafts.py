@@ -32,7 +32,8 @@ def counts(llm: LLM) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    "drafter", ["drafter", "drafter2", pytest.param("lilicorr", marks=pytest.mark.slow)]
+    "drafter",
+    ["drafter", *(pytest.param(n, marks=pytest.mark.slow) for n in ("drafter2", "lilicorr"))],
 )
 @pytest.mark.parametrize(
     ("requests", "tokens", "temperatures"),

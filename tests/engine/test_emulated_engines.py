@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from support.device_decisions import directed, lengths_in_turn
 from support.emulated_runs import on_cpu, run, watched
-from support.engines import DFLASH, engine, runner_of, with_fixed_costs
+from support.engines import DFLASH, engine, runner_of, scheduler_of, with_fixed_costs
 from support.schedules import (
     GRAPHS,
     ON_GPU,
@@ -71,7 +71,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW if n == "LiLiCorr" else []) for n in KINDS]
+)
 def test_each_kind_of_drafting_steps_and_counts_as_on_the_cpu_platform(name: str) -> None:
     found = run(name, KINDS[name], has_graphs=False)
     assert found == on_cpu(f"asynchronous: {name}")
@@ -107,7 +109,10 @@ def never_late(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["others ahead", pytest.param("random 1", marks=SLOW)])
 @pytest.mark.parametrize(
     "name",
-    ["planned", "free drafts", *(pytest.param(n, marks=SLOW) for n in ("DFlash 2", "LiLiCorr"))],
+    [
+        *("free drafts", "LiLiCorr"),
+        *(pytest.param(n, marks=SLOW) for n in ("planned", "DFlash 2")),
+    ],
 )
 def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_late(
     name: str, schedule: str
@@ -196,6 +201,7 @@ def test_steps_without_a_block_have_graphs(monkeypatch: pytest.MonkeyPatch) -> N
     for has_graphs in (True, False):
         with watched("random 2", has_graphs=has_graphs, **scenario.settings) as llm:
             directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 0))
+            scheduler_of(llm)._update_in = 2  # rates are sent meanwhile
             replayed.clear()
             speculator = runner_of(llm).speculator
             for name in ("block_graphs", "context_graphs"):

@@ -80,7 +80,9 @@ def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path, source: Pat
     assert max(len(step) for steps in ours for step in steps) > 4
 
 
-@pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "draft_length", [pytest.param("fixed", marks=pytest.mark.slow), "adaptive"]
+)
 def test_asynchronous_scheduling_gives_the_same_tokens(
     expected: list[list[int]],
     draft_length: str,

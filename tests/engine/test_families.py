@@ -35,12 +35,7 @@ ALIKE = ("llama", "llama-tied", "qwen2", "qwen3-tied", "qwen3-moe", "mistral", "
 FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=slow_on_v2 if name in ("gemma2", "gemma3") else [])
-        for name in FAMILIES
-    ]
-)
+@pytest.fixture(params=[pytest.param(name, marks=slow_on_v2) for name in FAMILIES])
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
     return make_family(tmp_path, request.param)
 

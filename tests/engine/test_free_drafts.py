@@ -14,10 +14,7 @@ from support.engines import DFLASH, engine, greedy, held_out_prompts, proposer_o
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import StepRecord
-from vllm_dflash.planning.texts import SHORTEST
 
-NEW_TOKENS = 48
 PROMPTS = [prompt + prompt for prompt in held_out_prompts(6)] + held_out_prompts(3)
 LIMIT = 320
 
@@ -105,36 +102,3 @@ def test_planned_ones(llm: LLM, plain: list[list[int]]) -> None:
     assert write(llm) == plain
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["free_accepted_tokens"] > 0.5 * stats["free_draft_tokens"] > 0
-
-
-def test_what_is_predicted_is_what_followed_in_the_whole_text(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text includes tokens of the running step, which the runner has not stored yet."""
-    proposer = proposer_of(llm)
-    policy = proposer.host.planner = ForcedTexts(proposer.width, whole=True)
-    lengths, seen = policy.choose, 0
-
-    def compared(step: StepRecord, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal seen
-        predicted, batch = step.predicted, proposer.runner.input_batch
-        assert predicted is not None
-        for request in np.nonzero(predicted.lengths)[0].tolist():
-            name = step.ids[request]
-            state = proposer.runner.requests[name]
-            count = int(step.produced[request])
-            new = proposer._sampled[request, :count].tolist()
-            text = [*state.prompt_token_ids, *state.output_token_ids, *new]
-            match = int(predicted.matches[request])
-            assert match >= SHORTEST
-            drafts = proposer.host.free_drafts.tokens(request, int(predicted.lengths[request]))
-            known = "," + ",".join(map(str, text)) + ","
-            pattern = "," + ",".join(map(str, [*text[-match:], drafts[0]])) + ","
-            assert pattern in known
-            assert batch.req_ids[request] == name
-            seen += 1
-        return lengths(step, confidence)
-
-    monkeypatch.setattr(policy, "choose", compared)
-    llm.generate(PROMPTS, greedy(NEW_TOKENS), use_tqdm=False)
-    assert seen > 20

@@ -28,7 +28,10 @@ PARAMS = greedy(24, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 3, "max_num_batched_tokens": 64}
 
 
-@pytest.fixture(scope="module", params=["asynchronous", "synchronous"])
+@pytest.fixture(
+    scope="module",
+    params=["asynchronous", pytest.param("synchronous", marks=pytest.mark.slow)],
+)
 def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[list[int]], LLM]]:
     """Plain decoding's texts, and an engine with free drafts."""
     with engine(request.param, **SETTINGS) as llm:

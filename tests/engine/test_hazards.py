@@ -49,7 +49,8 @@ TREES, NODES = "trees", 15
 """Drafts are trees, scheduled asynchronously: each step accepts what a reference's tree does."""
 WINDOW, DRAFT_WINDOW = "window", 40
 """The drafter attends to the last 40 tokens."""
-MORE = [FREE, WINDOW, pytest.param(TREES, marks=pytest.mark.slow)] if USES_V2 else [WINDOW]
+SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in (WINDOW, TREES)]
+MORE = [FREE, *SLOW] if USES_V2 else [WINDOW]
 
 
 class AnySteps(list[int]):

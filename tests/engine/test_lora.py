@@ -21,6 +21,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
+    slow_on_v2,
     target_of,
 )
 
@@ -71,6 +72,7 @@ def texts(llm: LLM, adapters: list[LoRARequest | None]) -> list[list[list[int]]]
     return [written[i : i + len(PROMPTS)] for i in range(0, len(written), len(PROMPTS))]
 
 
+@slow_on_v2
 def test_each_request_gets_its_adapters_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_free_drafts_leave_the_distribution_as_it_is(
     assert min(values) > 0.01
 
 
+@pytest.mark.slow
 def test_trimming_after_the_fact_would_be_noticed(
     plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

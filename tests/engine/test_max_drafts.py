@@ -16,6 +16,7 @@ from support.engines import (
     fix_costs,
     greedy,
     held_out_prompts,
+    slow_on_v2,
     token_ids,
 )
 
@@ -24,9 +25,10 @@ PROMPTS = held_out_prompts(2) * 2 + [held_out_prompts(3)[-1] * 2]
 MOST = [0, None, 2, 1, 0]
 """Limits of these requests; None: it sets none."""
 SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 5}
-CASES = [("fixed", "synchronous"), ("adaptive", "synchronous")]
-if USES_V2:
-    CASES = [("fixed", "synchronous"), ("adaptive", "asynchronous")]
+CASES = [
+    pytest.param("fixed", "synchronous", marks=slow_on_v2),
+    ("adaptive", "asynchronous" if USES_V2 else "synchronous"),
+]
 
 
 def limited(most: int | None) -> SamplingParams:

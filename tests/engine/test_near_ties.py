@@ -10,6 +10,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     nats_behind,
+    slow_on_v2,
 )
 
 pytestmark = pytest.mark.usefixtures("runner")
@@ -19,6 +20,7 @@ NEAR = 0.20
 """Nats below the best; both are rounded to three digits, in batches of different shapes."""
 
 
+@slow_on_v2
 def test_hazard_11_every_token_is_plain_vllms_best_or_nearly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

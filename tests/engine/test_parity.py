@@ -16,7 +16,14 @@ from parity.oracle import Oracle
 from parity.parity_report import stage_names
 from parity.recorded_answers import RecordedAnswers
 from support import DEMO
-from support.engines import USES_V2, engine, held_out_prompts, proposer_of, target_of
+from support.engines import (
+    USES_V2,
+    engine,
+    held_out_prompts,
+    proposer_of,
+    slow_on_v2,
+    target_of,
+)
 from support.pairs import drafter_config, save_drafter
 from support.targets import make_target
 from vllm_dflash.checkpoint.read import read_drafter
@@ -28,7 +35,10 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window
 TOKENS = 8 if USES_V2 else 32
 
 
-@pytest.mark.parametrize("name", ["drafter", "drafter2", "lilicorr"])
+@pytest.mark.parametrize(
+    "name",
+    ["drafter", *(pytest.param(n, marks=slow_on_v2) for n in ("drafter2", "lilicorr"))],
+)
 def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
     """The pair is trained, so that drafts are accepted and differ at every step."""
     target, drafter = str(DEMO / "target"), str(DEMO / name)

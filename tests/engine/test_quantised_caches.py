@@ -17,6 +17,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
+    slow_on_v2,
     token_ids,
 )
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
@@ -37,7 +38,11 @@ def expected() -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("drafters", "kept"), [(None, torch.uint8), ("auto", torch.float32)], ids=["8-bit", "float32"]
+    ("drafters", "kept"),
+    [
+        pytest.param(None, torch.uint8, id="8-bit"),
+        pytest.param("auto", torch.float32, id="float32", marks=slow_on_v2),
+    ],
 )
 def test_the_targets_own_text(
     expected: list[list[int]], drafters: str | None, kept: torch.dtype

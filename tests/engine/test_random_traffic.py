@@ -27,7 +27,6 @@ from support.engines import (
     fix_costs,
     greedy,
     held_out_prompts,
-    slow_on_v2,
 )
 
 pytestmark = pytest.mark.usefixtures("runner")
@@ -136,7 +135,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "planned lengths, little cache": ("adaptive", "synchronous", LITTLE),
     "little cache": ("fixed", "synchronous", LITTLE),
 }
-if USES_V2:
+SLOW = ["planned lengths"]
+if USES_V2:  # it takes minutes for each, and more can go wrong with asynchronous scheduling
+    SLOW = ["planned lengths, little cache"]
     LITTLE = {"num_gpu_blocks_override": 8, "max_model_len": 128}
     CASES = {
         "planned lengths, little cache": ("adaptive", "synchronous", LITTLE),
@@ -170,11 +171,10 @@ def random_traffic(seed: int, events: int) -> None:
 @pytest.mark.parametrize(
     ("draft_length", "scheduling", "changes"),
     [
-        # V2 takes minutes for each, and more can go wrong with asynchronous scheduling.
         pytest.param(
             *case,
             id=name,
-            marks=slow_on_v2 if case[1] == "synchronous" else [],
+            marks=pytest.mark.slow if name in SLOW else [],
         )
         for name, case in CASES.items()
     ],

@@ -24,6 +24,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
+    slow_on_v2,
     token_ids,
 )
 
@@ -58,7 +59,8 @@ def test_texts_and_acceptance_are_the_references(
     assert stats["drafted_steps"] > 0
 
 
-@pytest.mark.parametrize("name", ["drafter", "drafter2"])
+@slow_on_v2
+@pytest.mark.parametrize("name", [pytest.param("drafter", marks=pytest.mark.slow), "drafter2"])
 def test_every_draft_is_the_references(tmp_path: Path, name: str) -> None:
     target, drafter = str(TARGET), str(declared(tmp_path, name))
     with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:

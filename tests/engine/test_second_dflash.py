@@ -39,8 +39,10 @@ def plain() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("drafter", "least"),
-    [(DRAFTER2, 1.8 if USES_V2 else 2.2), (LILICORR, 1.7 if USES_V2 else 2.2)],
-    ids=["dflash2", "lilicorr"],
+    [
+        pytest.param(DRAFTER2, 1.8 if USES_V2 else 2.2, id="dflash2"),
+        pytest.param(LILICORR, 1.7 if USES_V2 else 2.2, id="lilicorr", marks=slow_on_v2),
+    ],
 )
 def test_acceptance_of_every_step_equals_the_reference(
     plain: list[list[int]], drafter: Path, least: float
@@ -56,8 +58,8 @@ def test_acceptance_of_every_step_equals_the_reference(
 @pytest.mark.parametrize(
     "drafter",
     [
-        pytest.param(DRAFTER2, id="dflash2"),
-        pytest.param(LILICORR, id="lilicorr", marks=slow_on_v2),
+        pytest.param(DRAFTER2, id="dflash2", marks=slow_on_v2),
+        pytest.param(LILICORR, id="lilicorr", marks=pytest.mark.slow),
     ],
 )
 def test_planned_lengths(

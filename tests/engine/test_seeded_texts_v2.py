@@ -7,7 +7,7 @@ its distribution is. In float32: in bfloat16, batches of other shapes round logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,6 +25,7 @@ from vllm_dflash.planning.step import Plan
 
 pytestmark = pytest.mark.v2
 TOKENS = 20
+Texts = dict[str, list[list[int]]]
 REQUESTS: dict[str, dict[str, Any]] = {
     "temperature 0.3": {"temperature": 0.3},
     "temperature 0.7": {"temperature": 0.7},
@@ -45,11 +46,11 @@ SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 6, "max_num_ba
 PROMPTS = [2 * text[:40] for text in held_out_prompts(len(REQUESTS))]  # texts that repeat something
 
 
-def texts_of(llm: LLM) -> dict[str, list[list[int]]]:
+def texts_of(llm: LLM, requests: Iterable[dict[str, Any]] = REQUESTS.values()) -> Texts:
     """Return the tokens of each request's answers."""
     params = [
         SamplingParams(**{"temperature": 1.0, "max_tokens": TOKENS, "seed": seed, **changes})
-        for seed, changes in enumerate(REQUESTS.values())
+        for seed, changes in enumerate(requests)
     ]
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return {
@@ -67,9 +68,13 @@ def _without_vllms_kernel() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, list[list[int]]]:
+def plain() -> Texts:
+    """Plain decoding's texts. Only one request's is greedy: the others say something of drawing."""
     with engine("asynchronous", **SETTINGS) as llm:
-        return texts_of(llm)
+        drawn, likeliest = texts_of(llm), texts_of(llm, [{"temperature": 0.0}] * len(REQUESTS))
+    assert [name for name in REQUESTS if drawn[name][0] == likeliest[name][0]] == ["greedy"]
+    assert len({tuple(tokens) for tokens in drawn["three answers"]}) == 3
+    return drawn
 
 
 def ragged(limits: Ints) -> Plan:
@@ -88,10 +93,13 @@ ENGINES: dict[str, tuple[str, dict[str, Any], Callable[[Ints], Plan] | None]] = 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name == "trees" else []) for name in ENGINES],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("fixed", "trees") else [])
+        for name in ENGINES
+    ],
 )
 def test_the_text_is_plain_decodings(
-    name: str, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    name: str, plain: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks and, where lengths are planned, free drafts: each is preferred by half the engines."""
     way, speculative, plan = ENGINES[name]
@@ -109,15 +117,3 @@ def test_the_text_is_plain_decodings(
     assert stats["draft_tokens"] > stats["accepted_tokens"]
     if plan is not None:
         assert stats["free_accepted_tokens"] > 0
-
-
-def test_the_requests_differ_from_greedy_decoding(plain: dict[str, list[list[int]]]) -> None:
-    """Otherwise the test above would say nothing about drawing."""
-    with engine("asynchronous", **SETTINGS) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
-        greedy = [
-            list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, params, use_tqdm=False)
-        ]
-    same = [name for name, text in zip(REQUESTS, greedy, strict=True) if plain[name][0] == text]
-    assert same == ["greedy"]
-    assert len({tuple(tokens) for tokens in plain["three answers"]}) == 3

@@ -23,7 +23,6 @@ from support.engines import (
     proposer_of,
 )
 from support.planner_world import steady_costs
-from vllm_dflash.engine.v1 import backlog as backlog_module
 from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan
@@ -117,24 +116,6 @@ def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: li
     assert guest == expected
 
 
-def test_after_so_much_else_that_the_waiting_rows_went_round(
-    llm: LLM, prompt: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that must make space are stored."""
-    monkeypatch.setattr(backlog_module, "MAX_ROWS", 288)  # a small ring
-    proposer_of(llm).start_planning(steady_costs(4))
-    backlog = proposer_of(llm).host.backlog
-    stored: list[int] = []
-    store = backlog._store
-    backlog._store = lambda rows: (stored.append(len(rows)), store(rows))[1]
-    drafts(llm, Never(7))
-    run(llm, prompt)
-    assert not any(stored)
-    run(llm, *([first, *prompt[:8]] for first in (7, 8, 9, 10)), new_tokens=80)
-    assert sum(stored) >= 70
-    assert acceptance(llm, prompt) == expected
-
-
 def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt: list[int]) -> None:
     """vLLM's scheduler pads such a request's first step with K drafts that were never made. For
     these a CPU kernel reads outside its tensor. Ours adds none: vLLM counts only our drafts."""
@@ -156,14 +137,3 @@ def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt:
     )
     assert verified[0] == verified[1] > 0
     assert accepted[0] == accepted[1] > 0
-
-
-def test_blocks_that_change_hands_leave_nothing_behind(llm: LLM, prompt: list[int]) -> None:
-    """A later owner is drafted as from an empty cache. Ended requests leave only the rows of blocks
-    that can be found again."""
-    drafts(llm, Never(7))
-    run(llm, prompt)
-    waiting = proposer_of(llm).host.backlog._count
-    run(llm, [5, 6, 7], new_tokens=1)  # tells the worker that the other one has ended
-    assert waiting > 64
-    assert proposer_of(llm).host.backlog._count <= 64 + 3 + 32  # of 94 tokens, two full blocks

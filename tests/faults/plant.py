@@ -21,7 +21,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -194,6 +195,15 @@ def known_outcomes(faults: list[Fault]) -> dict[str, Outcome]:
     return {one.name: one for one in found if edits.get(one.name) == one.edit}
 
 
+def caught_in(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """Return the files of the tests that caught faults, those of most faults first.
+
+    A run without the other files would catch all of these faults, too.
+    """
+    files = Counter(one.by.partition("::")[0] for one in outcomes if one.by)
+    return files.most_common()
+
+
 def main() -> None:
     """Try the faults that were not tried yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -217,6 +227,8 @@ def main() -> None:
         print(f"{count}/{len(todo)} {one.name}: {one.by or 'SURVIVED'} ({one.runner})", flush=True)
     survivors = [fault for fault in faults if outcomes[fault.name].by is None]
     print(f"{len(faults) - len(survivors)} of {len(faults)} were caught")
+    for file, count in caught_in(outcomes[fault.name] for fault in faults):
+        print(f"{count} by {file}")
     for fault in survivors:
         print(f"survived: {fault.name} ({fault.file}): {fault.harm}")
     sys.exit(bool(survivors))

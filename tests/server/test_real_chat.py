@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -30,8 +28,8 @@ from support.chats import (
 )
 from support.packaged_targets import packaged_target
 from support.servers import Server, serving
-from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # two servers of a model that is made first
 DFLASH = {"method": "dflash", "model": str(ROOT / "drafter")}
 FLAGS = ["--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--max-model-len=1024"]
 FLAGS += ["--max-num-batched-tokens=256", "--block-size=32", "--enable-prompt-tokens-details"]
@@ -47,7 +45,7 @@ def target() -> Path:
     return packaged_target(PACKAGES, TARGET)
 
 
-@pytest.fixture(scope="module", params=["fixed", pytest.param("adaptive", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["fixed", "adaptive"])
 def pair(
     request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
@@ -180,19 +178,6 @@ def test_json_by_schema(pair: Pair, form: str) -> None:
     assert Trip.model_validate_json(written or "")
 
 
-def test_system_prompts(pair: Pair) -> None:
-    """The template's own, another and an empty one; no part of an answer is called reasoning."""
-    texts = []
-    for system in (None, "You are a pirate. Answer as a pirate.", ""):
-        messages = [{"role": "user", "content": "Who are you?"}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
-        one = as_plain(pair, messages, max_tokens=24)
-        assert not one.answer.choices[0].message.model_dump()["reasoning"]
-        texts.append(text(one.answer))
-    assert len(set(texts)) == len(texts)
-
-
 def test_a_seed_reproduces_a_text(pair: Pair) -> None:
     """A text is the same alone, beside others, and as one of `n`, which take the next seeds."""
     if not pair.drafts_always:
@@ -243,30 +228,3 @@ def test_logprobs_are_plains(pair: Pair) -> None:
                 theirs.token,
                 pytest.approx(theirs.logprob, abs=1e-3),
             )
-
-
-def test_64_streams_cut_at_random(pair: Pair) -> None:
-    """Requests beside them, and those that take their places, get plain decoding's answers."""
-    rng = random.Random(64)
-
-    def cut(after: int) -> None:
-        """Hang up after `after` chunks of an answer."""
-        more = {"stream": True, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
-        with chat(pair.ours, rng.choice(QUESTIONS), **more) as stream:
-            assert len(list(itertools.islice(stream, after))) == after
-
-    with ThreadPoolExecutor(64 + len(TURNS)) as pool:
-        cuts = [pool.submit(cut, rng.randrange(6)) for _ in range(32)]
-        whole = [pool.submit(chat, pair.ours, turn, max_tokens=16) for turn in TURNS]
-        cuts += [pool.submit(cut, rng.randrange(6)) for _ in range(32)]
-        expected = list(pool.map(lambda turn: text(chat(pair.plain, turn, max_tokens=16)), TURNS))
-        for one in cuts:
-            one.result()
-        assert [text(one.result()) for one in whole] == expected
-
-    def is_idle() -> bool:
-        return not any(pair.ours.metric(f"vllm:num_requests_{x}") for x in ("running", "waiting"))
-
-    wait_until(is_idle, "no request left")
-    for turn, answer in list(zip(TURNS, expected, strict=True))[:3]:
-        assert text(chat(pair.ours, turn, max_tokens=16)) == answer

@@ -12,6 +12,7 @@ import pytest
 from support.engines import DRAFTER, TARGET
 from support.servers import MODEL, Server, serving
 
+pytestmark = pytest.mark.slow  # another server
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 QUESTION = [{"role": "user", "content": f"Write this: {CALL} {CALL}"}]

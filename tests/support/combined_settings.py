@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support import DEMO
+from support.crossed_requests import REASONING
 from support.engines import DFLASH, TARGET, USES_V2
 from support.pairwise import Pair, covering, pair
 from support.quantised import OF_THE_HEAD, quantise
 
 BLOCK, REQUESTS = 32, 4
 """Tokens of a cache block; requests at a time."""
-SHORT, LONG = (64, 96) if USES_V2 else (96, 256)
+SHORT, LONG = (80, 128) if USES_V2 else (96, 256)
 """Context limits."""
 VLLMS_SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
@@ -128,6 +129,7 @@ def speculative_config(combination: Mapping[str, str], folder: Path) -> dict[str
 def engine_settings(combination: Mapping[str, str]) -> dict[str, Any]:
     """Return vLLM's own settings."""
     settings: dict[str, Any] = {"max_num_seqs": REQUESTS, "block_size": BLOCK}
+    settings["reasoning_config"] = REASONING  # some requests limit their thinking
     for name, values in OF_ENGINES.items():
         if name in combination:
             settings |= values[combination[name]]

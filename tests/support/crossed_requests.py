@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import pytest
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.config.reasoning import ReasoningConfig
@@ -23,13 +25,14 @@ from vllm.sampling_params import (
 )
 
 from support.engines import TARGET, USES_V2, held_out_prompts
-from support.mixed_requests import PATTERN, SCHEMA
 
 TOKENS = 8 if USES_V2 else 20
 """Tokens of an answer. Triton's interpreter takes ten times as long."""
 THINKING, THOUGHT = "<|im_start|>", "<|im_end|>"
 REASONING = ReasoningConfig(reasoning_start_str=THINKING, reasoning_end_str=THOUGHT)
 Fields = dict[str, Any]
+PATTERN = r"def [a-z_]{3,12}\(self, [a-z]{1,8}\):"
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 20]}}, "required": ["a"]}
 
 FEATURES: dict[str, list[Fields]] = {
     "presence_penalty": [{"presence_penalty": 0.7}],
@@ -106,6 +109,8 @@ class Crossed(NamedTuple):
     """The fields that it sets, in words."""
     arrival: int
     """Steps that the mixture has run before the request arrives."""
+    hangs_up: int | None = None
+    """Steps that the mixture has run when it leaves, whatever it has been answered."""
 
 
 class Mixture(NamedTuple):
@@ -197,7 +202,13 @@ def mixture(number: int) -> Mixture:
     return Mixture(requests, dice.randrange(2, 12) if dice.random() < 0.3 else None)
 
 
-def serve(llm: LLM, mix: Mixture, *, resets: bool) -> list[Answer]:
+def answer_alone(llm: LLM, one: Crossed) -> Answer:
+    """Return this engine's answer to a request without neighbours."""
+    [answer] = serve(llm, Mixture([one._replace(arrival=0, hangs_up=None)], None), resets=False)
+    return answer
+
+
+def serve(llm: LLM, mix: Mixture, *, resets: bool, has_priorities: bool = False) -> list[Answer]:
     """Return this engine's answers to a mixture; `resets`: reset the cache as the mixture says."""
     core, answers = llm.llm_engine, [Answer() for _ in mix.requests]
     waiting = {*range(len(mix.requests))}
@@ -208,9 +219,11 @@ def serve(llm: LLM, mix: Mixture, *, resets: bool) -> list[Answer]:
                 prompt: Any = {"prompt_token_ids": one.prompt}
                 waiting.discard(number)
                 try:
-                    core.add_request(str(number), prompt, one.params.clone())
+                    priority = number % 3 if has_priorities else 0
+                    core.add_request(str(number), prompt, one.params.clone(), priority=priority)
                 except VLLMValidationError:
                     answers[number].is_refused = True
+        core.abort_request([str(n) for n, one in enumerate(mix.requests) if one.hangs_up == step])
         if not waiting and not core.has_unfinished_requests():
             return answers
         for output in core.step():
@@ -245,3 +258,34 @@ def _extend(sequence: Sequence, one: CompletionOutput) -> None:
 def _values(rows: Any) -> Iterator[dict[int, float]]:
     for number in range(len(rows)):  # flat ones too
         yield {token: value.logprob for token, value in (rows[number] or {}).items()}
+
+
+def difference(ours: Answer, plains: Answer, *, has_logprobs: bool = True) -> str | None:
+    """Return what differs, in words; None if nothing does. Log-probabilities may be left out."""
+    if ours.is_refused != plains.is_refused:
+        return "refused" if ours.is_refused else "not refused"
+    if ours.sequences.keys() != plains.sequences.keys():
+        return f"sequences {[*ours.sequences]} for {[*plains.sequences]}"
+    for index, wanted in plains.sequences.items():
+        got = ours.sequences[index]
+        for name in ("tokens", "text", "ended"):
+            if getattr(got, name) != getattr(wanted, name):
+                return f"{name} {getattr(got, name)} for {getattr(wanted, name)}"
+        if has_logprobs and not are_near(got.logprobs, wanted.logprobs):
+            return f"logprobs {got.logprobs} for {wanted.logprobs}"
+    if not has_logprobs:
+        return None
+    wanted_scores = np.array(plains.prompt_scores)
+    if not np.allclose(np.array(ours.prompt_scores), wanted_scores, rtol=0, atol=1e-4):
+        return f"scores of the prompt {ours.prompt_scores} for {plains.prompt_scores}"
+    if not are_near(ours.prompt_logprobs, plains.prompt_logprobs):
+        return f"prompt logprobs {ours.prompt_logprobs} for {plains.prompt_logprobs}"
+    return None
+
+
+def are_near(ours: list[dict[int, float]] | None, plains: list[dict[int, float]] | None) -> bool:
+    if ours is None or plains is None:
+        return ours is plains
+    return len(ours) == len(plains) and all(
+        got == pytest.approx(wanted, abs=1e-4) for got, wanted in zip(ours, plains, strict=True)
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from vllm import LLM
 
-from emulated import places, races, torch_cuda
+from emulated import races, torch_cuda
 from support import importing_support
 from support.engines import engine, runner_of, with_fixed_costs
 from support.kernel_variants import compiled
@@ -96,7 +96,7 @@ def waits_of_steps() -> Iterator[Counter[str]]:
 
     def note(_: str, name: str) -> None:
         if getattr(running, "step", False):
-            found[f"{name} @ {places.here()}"] += 1
+            found[f"{name} @ {races.here()}"] += 1
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("execute_model", "sample_tokens"):

@@ -16,6 +16,8 @@ from support.targets import ENGINE_SETTINGS, continued, make_target
 
 NEW_TOKENS = 24
 PROMPTS = [[(7 * row + 3 * i) % 300 for i in range(length)] for row, length in enumerate((9, 90))]
+LAST = 3
+"""The targets' last layer."""
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 
 
@@ -41,7 +43,9 @@ class Family:
 
 def make_family(folder: Path, name: str) -> Family:
     target = make_target(folder / "target", name)
-    spec = save_drafter(folder / "drafter", drafter_config(**MIXED))
+    # The last layer's output is tapped before the final norm.
+    taps = {"target_layer_ids": [0, LAST]}
+    spec = save_drafter(folder / "drafter", drafter_config(**MIXED, dflash_config=taps))
     # Before any engine: `--model-impl transformers` changes the model's class in this process.
     written = {tuple(prompt): write(target, prompt, spec.taps) for prompt in PROMPTS}
     return Family(folder, name, target, ReferenceDrafter.load(spec, folder / "drafter"), written)

@@ -10,7 +10,7 @@ from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention, Curve, StepCosts
 from vllm_dflash.planning.step import StepEstimate, StepRecord
 
-MAX_DRAFT, MOST_FREE = 7, 16
+MOST_FREE = 16
 VERIFY_MS = {
     1: 12.0,
     2: 12.8,

@@ -1,15 +1,10 @@
-"""Count what our code does in a step: waits for the device, lines that run, what it launches.
-
-On a CPU nothing waits, but calls that would are known: a tensor's value in Python, a copy to the
-host, an operation whose result's size depends on data. The caller is the nearest frame outside
-torch, numpy and Triton's interpreter; vLLM's own calls do not count.
-"""
+"""Count what our code does in a step: lines that run, and what it launches."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,68 +22,10 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 import vllm_dflash
 
 OURS = str(Path(vllm_dflash.__file__).parent)
-SITE = Path(torch.__file__).parent.parent
-LIBRARIES = (str(SITE / "torch"), str(SITE / "numpy"), str(SITE / "triton"), __file__)
-METHODS = ("cpu", "numpy", "tolist", "to", "cuda", "pin_memory", "__array__")
-"""Methods of tensors that on a CPU do not show in the operations below."""
-WAITING = {
-    "aten::_local_scalar_dense": "value",
-    "aten::nonzero": "nonzero",
-    "aten::masked_select": "masked_select",
-    "aten::_unique2": "unique",
-    "aten::repeat_interleave.Tensor": "repeat_interleave",
-}
-BY_INDEX = ("aten::index.Tensor", "aten::index_put_", "aten::index_put")
 
 
 def _place(frame: FrameType, folder: str) -> str:
     return f"{frame.f_code.co_filename.removeprefix(folder + '/')}:{frame.f_lineno}"
-
-
-class _Waits(TorchDispatchMode):
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__()
-        self._note = note
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name if func._overloadname == "default" else func.name()
-        if kind := WAITING.get(name) or WAITING.get(func._schema.name):
-            self._note(kind)
-        if func.name().startswith(BY_INDEX) and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        ):
-            self._note("mask as index")
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def waits_noted(found: Counter[str], folder: str = OURS) -> Iterator[None]:
-    """Count calls that would wait, by what and where, if they are made in a file of `folder`."""
-
-    def note(kind: str) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
-            frame = frame.f_back
-        if frame is not None and frame.f_code.co_filename.startswith(folder):
-            found[f"{kind} at {_place(frame, folder)}"] += 1
-
-    originals = {name: getattr(torch.Tensor, name) for name in METHODS}
-
-    def noted(name: str) -> Callable[..., Any]:
-        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            note(name)
-            return originals[name](tensor, *args, **kwargs)
-
-        return call
-
-    try:
-        for name in METHODS:
-            setattr(torch.Tensor, name, noted(name))
-        with _Waits(note):
-            yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.Tensor, name, original)
 
 
 @contextmanager
