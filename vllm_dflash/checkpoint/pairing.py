@@ -122,7 +122,7 @@ def _vocabulary_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]
 
 
 def target_unsupported_reason(target: PairingTarget) -> str | None:
-    """Why this target cannot have any drafter, and what to do about it; None if it can."""
+    """Reason why this target cannot have any drafter, and what to do about it; None if it can."""
     if target.supports_taps:
         return None
     return (
