@@ -122,7 +122,7 @@ def ask_nodes(
 def nodes_unsupported_reason(
     nodes: Sequence[Node], own: Mapping[str, str], extra: str
 ) -> str | None:
-    """Reason why nodes cannot run our workers, each with the command that fixes it; None if all can.
+    """Reason why nodes cannot run our workers, with the command that fixes each; None if all can.
 
     `own`: what is installed for the engine's process; `extra`: of our package, for this platform.
     """
