@@ -23,7 +23,7 @@ def renamed(tensors: Tensors) -> None:
     for name in [*tensors]:
         other = name.replace("layers.0.", "midlayer.").replace("fc.", "encoder.fc.")
         other = other.replace("hidden_norm.", "encoder.output_norm_enc.")
-        tensors[other] = tensors.pop(name)
+        tensors[f"model.{other}"] = tensors.pop(name)
 
 
 def fused(tensors: Tensors) -> None:

@@ -31,6 +31,7 @@ FUSED_LAYERS = {
 
 def our_name(name: str) -> str:
     """Our name of a checkpoint's tensor; nearly always unchanged."""
+    name = name.removeprefix("model.")
     others = NUMBERED if name.startswith(LATTICE) else OTHER_NAMES
     for other, ours in others.items():
         name = name.replace(other, ours)

@@ -31,10 +31,8 @@ class PairingTarget:
 def check_pair(drafter: DrafterSpec, target: PairingTarget) -> None:
     """Raise `DrafterError` with every reason why the drafter cannot draft for the target."""
     reasons = []
-    if faults := target_faults(target):
-        reasons.append(
-            f"target {target.model!r} cannot be served with DFlash: {'; '.join(faults)}."
-        )
+    if reason := target_unsupported_reason(target):
+        reasons.append(f"target {target.model!r} cannot be served with DFlash: {reason}.")
     if faults := pair_faults(drafter, target):
         reasons.append(
             f"drafter {drafter.model!r} does not fit target {target.model!r}: {'; '.join(faults)}."
@@ -123,14 +121,14 @@ def _vocabulary_faults(drafter: DrafterSpec, target: PairingTarget) -> list[str]
     return [sizes]
 
 
-def target_faults(target: PairingTarget) -> list[str]:
-    """Reasons why this target cannot have any drafter, and what to do about each."""
+def target_unsupported_reason(target: PairingTarget) -> str | None:
+    """Reason why this target cannot have any drafter, and what to do about it; None if it can."""
     if target.supports_taps:
-        return []
-    return [
+        return None
+    return (
         f"{target.architecture} gives no hidden states to drafters in this vLLM"
         " (its class lacks SupportsEagle3); try --model-impl transformers or another target"
-    ]
+    )
 
 
 def undivided_parts(drafter: DrafterSpec, tp_size: int) -> list[str]:

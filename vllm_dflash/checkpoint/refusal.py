@@ -99,7 +99,7 @@ def one_line(error: Exception) -> str:
 
 
 def missing_model_reason(model: str) -> str | None:
-    """Why there is no model at `model`; None if there is one, or if it may be a repository.
+    """Reason why there is no model at `model`; None if there is one, or if it may be a repository.
 
     The text is meant to follow the model's name and a colon.
     """

@@ -220,7 +220,7 @@ class DrafterSpec(DrafterShape):
         """
         if tensor.startswith(tuple(f"{head}." for head in self.length_heads)):
             return True
-        if any(table in tensor for table in ROTARY_TABLES) or tensor.endswith(".t2d"):
+        if any(table in tensor for table in ROTARY_TABLES) or tensor.endswith("t2d"):
             return True
         is_bias = tensor.startswith("layers.") and tensor.endswith("_proj.bias")
         has_bias = self.attention_bias and ".self_attn." in tensor

@@ -36,7 +36,6 @@ def vocabulary_tensors(spec: DrafterSpec) -> dict[str, Shape]:
         "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "lm_head.weight": (spec.draft_vocab_size, spec.hidden_size),
         "d2t": (spec.draft_vocab_size,),
-        "t2d": (spec.vocab_size,),
     }
 
 
@@ -204,13 +203,7 @@ def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     if not faults:
         return
     remedy = "Download the drafter again: weights and config.json belong together"
-    if long := _without_prefix(spec, found):
-        name, short = next(iter(long.items()))
-        remedy = (
-            f"All fit without a prefix, which vLLM does not read either: rename {len(long)}"
-            f" tensor(s), {name!r} to {short!r} and so on (docs/checkpoints.md says how)"
-        )
-    elif all(fault.startswith("surplus ") for fault in faults):
+    if all(fault.startswith("surplus ") for fault in faults):
         remedy += ", or remove what is surplus, which nothing reads (docs/checkpoints.md says how)"
     if any(fault.endswith(NOT_FLOATING) for fault in faults):
         remedy = (
@@ -223,19 +216,6 @@ def check_tensors(spec: DrafterSpec, found: Mapping[str, Tensor]) -> None:
     raise DrafterError(
         f"drafter {spec.model!r}: the weights do not match config.json: {shown}{more}. {remedy}."
     )
-
-
-def _without_prefix(spec: DrafterSpec, found: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names of the tensors with a prefix, and those without; empty if that would not help."""
-    known = expected_tensors(spec) | vocabulary_tensors(spec)
-    short = {
-        name: name[at:]
-        for name in by_our_names(found)
-        for at in range(len(name), 0, -1)
-        if name[at - 1] == "." and name[at:] in known and name not in known
-    }
-    renamed = {short.get(name, name): tensor for name, tensor in by_our_names(found).items()}
-    return short if len(renamed) == len(found) and not tensor_faults(spec, renamed) else {}
 
 
 def parse_mask_embedding(spec: DrafterSpec, content: bytes) -> torch.Tensor:

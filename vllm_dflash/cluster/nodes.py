@@ -119,8 +119,10 @@ def ask_nodes(
     return nodes
 
 
-def describe_faults(nodes: Sequence[Node], own: Mapping[str, str], extra: str) -> str | None:
-    """Return a message with each node's fault and the command that fixes it; None if all are fine.
+def nodes_unsupported_reason(
+    nodes: Sequence[Node], own: Mapping[str, str], extra: str
+) -> str | None:
+    """Reason why nodes cannot run our workers, with the command that fixes each; None if all can.
 
     `own`: what is installed for the engine's process; `extra`: of our package, for this platform.
     """
@@ -167,6 +169,6 @@ def check_nodes(
 
     nodes = ask_nodes(placement_group, runtime_env, preload)
     extra = "cpu" if current_platform.is_cpu() else "cuda"
-    if faults := describe_faults(nodes, build_probe()()["installed"], extra):
-        raise NodeError(faults)
+    if reason := nodes_unsupported_reason(nodes, build_probe()()["installed"], extra):
+        raise NodeError(reason)
     return nodes

@@ -58,7 +58,6 @@ class DFlashDraftModel(nn.Module):
             "embed_tokens.": "vocabulary.embed_tokens.",
             "lm_head.": "vocabulary.lm_head.",
             "d2t": "vocabulary.d2t",
-            "t2d": None,  # target to draft; only the reverse, d2t, is needed
         },
         orig_to_new_stacked={
             ".q_proj": (".qkv_proj", "q"),

@@ -15,7 +15,7 @@ from vllm_dflash.checkpoint.pairing import (
     describe_ranks,
     drafter_ranks,
     pair_faults,
-    target_faults,
+    target_unsupported_reason,
     undivided_parts,
 )
 from vllm_dflash.checkpoint.read import parse_config
@@ -49,7 +49,8 @@ def drafter_with(**changes: Any) -> DrafterSpec:
     ],
 )
 def test_what_fits(drafter: DrafterSpec, target: PairingTarget) -> None:
-    assert target_faults(target) + pair_faults(drafter, target) == []
+    assert target_unsupported_reason(target) is None
+    assert pair_faults(drafter, target) == []
     check_pair(drafter, target)
 
 
@@ -91,7 +92,8 @@ def test_each_reason_with_both_values(
 ) -> None:
     other = replace(TARGET, **target)  # type: ignore[arg-type]
     of_pair = pair_faults(drafter, other)
-    faults = target_faults(other) + of_pair
+    reason = target_unsupported_reason(other)
+    faults = ([reason] if reason else []) + of_pair
     assert [word in fault for word, fault in zip(words, faults, strict=True)] == [True] * len(words)
     with pytest.raises(DrafterError) as refused:
         check_pair(drafter, other)

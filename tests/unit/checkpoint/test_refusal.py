@@ -58,25 +58,23 @@ def read(written: dict[str, Any], **how: str) -> dict[str, Any] | str:
 
 LEAST = {"size": 4, "half": 2, "eps": 0.5, "on": False, "name": "x"}
 SIZE = "size must be an integer from 2 to 9, config.json says"
-HALF = "half must be an integer from 1 to 2147483648, config.json says"
 EPS = "eps must be a positive number, config.json says"
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ({"size": 4}, LEAST),
         ({"size": 4, "eps": None, "else": 3}, LEAST),
-        ({"size": 9, "half": 1 << 31}, {**LEAST, "size": 9, "half": 1 << 31}),
-        ({"size": 4, "eps": 1e-9, "on": True}, {**LEAST, "eps": 1e-9, "on": True}),
+        (
+            {"size": 9, "half": 1 << 31, "on": True},
+            {**LEAST, "size": 9, "half": 1 << 31, "on": True},
+        ),
         ({}, f"{SIZE} None"),
         ({"size": 10}, f"{SIZE} 10"),
         ({"size": True}, f"{SIZE} True"),
-        ({"size": 4, "half": (1 << 31) + 1}, f"{HALF} 2147483649"),
-        ({"size": 4, "eps": 0}, f"{EPS} 0"),
+        ({"size": 4, "eps": 1 << 31}, f"{EPS} 2147483648"),
         ({"size": 4, "eps": float("nan")}, f"{EPS} nan"),
         ({"size": 4, "on": 1}, "on must be true or false, config.json says 1"),
-        ({"size": 4, "name": "long"}, "name must be a short name, config.json says 'long'"),
         ({"size": 4, "name": "A"}, "name must be in small letters, config.json says 'A'"),
         # `half` depends on `size` and is not blamed; later fields are.
         ({"size": "s", "eps": -1}, f"{SIZE} 's'; {EPS} -1"),
@@ -89,10 +87,8 @@ def test_fields_and_faults(written: dict[str, Any], expected: dict[str, Any] | s
 
 
 def test_inside_and_said() -> None:
-    assert read({"size": 1}, inside="rope") == (
-        "size of rope must be an integer from 2 to 9, config.json says 1"
-    )
-    assert read({"size": 1}, said="not {}") == "size must be an integer from 2 to 9, not 1"
+    message = read({"size": 1}, inside="rope", said="not {}")
+    assert message == "size of rope must be an integer from 2 to 9, not 1"
 
 
 def test_a_long_value_is_shown_in_part() -> None:

@@ -138,7 +138,7 @@ def test_a_bias_that_the_config_names_is_loaded() -> None:
         ({"norm__weight": None}, ["missing norm.weight [32]"]),
         ({"d2t": None}, ["missing d2t [200]"]),
         ({"else": Tensor((1, 2), "I8")}, ["surplus else [1, 2]"]),
-        ({"t2d": Tensor((200,), "BOOL")}, ["t2d has shape [200], config.json implies [320]"]),
+        ({"t2d": Tensor((200,), "BOOL")}, []),
         (
             {
                 "fc__weight": Tensor((32, 144), "I8"),
@@ -239,31 +239,14 @@ def test_fused_layers_replace_their_parts() -> None:
     assert fault.startswith(f"{fused} has shape [96, 32]")
 
 
-def test_old_names_are_read_and_new_ones_are_told() -> None:
+def test_other_names_are_read_and_ours_are_told() -> None:
     spec = parse_config("it", drafter_config(**lilicorr_config()))
-    there = floats(spec)
-    there["lilicorr.feature_mlp.0.weight"] = there.pop("lilicorr.feature_norm.weight")
+    there = {f"model.{name}": tensor for name, tensor in floats(spec).items()}
+    numbered = "model.lilicorr.feature_mlp.0.weight"
+    there[numbered] = there.pop("model.lilicorr.feature_norm.weight")
     assert tensor_faults(spec, there) == []
-    del there["lilicorr.feature_mlp.0.weight"]
+    del there[numbered]
     assert tensor_faults(spec, there) == ["missing lilicorr.feature_norm.weight [5]"]
-
-
-@pytest.mark.parametrize(
-    ("short", "prefix"), [("", "model."), ("", "draft.model."), ("embed_tokens", "model.")]
-)
-def test_a_prefix_is_named(short: str, prefix: str) -> None:
-    """vLLM's own DFlash refuses these checkpoints, too."""
-    there = {
-        f"{prefix}{name}" if name.startswith(short) else name: tensor
-        for name, tensor in found(t2d=None).items()
-    }
-    with pytest.raises(DrafterError) as refused:
-        check_tensors(SPEC, there)
-    count = sum(name.startswith(prefix) for name in there)
-    message = str(refused.value)
-    assert f"which vLLM does not read either: rename {count} tensor(s), '{prefix}" in message
-    if short:
-        assert f"'{prefix}embed_tokens.weight' to 'embed_tokens.weight'" in message
 
 
 LENGTH_HEAD = {

@@ -20,7 +20,7 @@ from vllm_dflash.cluster.nodes import (
     ask_nodes,
     build_probe,
     check_nodes,
-    describe_faults,
+    nodes_unsupported_reason,
 )
 
 BUILD = "another build of vllm-dflash, sources"
@@ -85,7 +85,7 @@ def test_faults_name_the_node_and_the_command(
     installed: dict[str, str], problem: str, fault: str
 ) -> None:
     node = dataclasses.replace(BAD, installed=installed, problem=problem)
-    message = describe_faults([GOOD, node], OWN, "cuda")
+    message = nodes_unsupported_reason([GOOD, node], OWN, "cuda")
     assert message is not None
     first, *lines, last = message.splitlines()
     assert first.startswith("1 of 2 nodes of the Ray cluster cannot run workers of vllm-dflash")
@@ -99,14 +99,14 @@ def test_faults_name_the_node_and_the_command(
 
 def test_a_silent_node_gets_no_advice_to_install() -> None:
     silent = Node("10.0.0.2", "bb", problem="GetTimeoutError: no answer")
-    message = describe_faults([silent], OWN, "cpu") or ""
+    message = nodes_unsupported_reason([silent], OWN, "cpu") or ""
     assert "node 10.0.0.2" in message
     assert "GetTimeoutError: no answer" in message
     assert "install" not in message
 
 
 def test_good_nodes_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe_faults([GOOD, GOOD], OWN, "cpu") is None
+    assert nodes_unsupported_reason([GOOD, GOOD], OWN, "cpu") is None
     same = Node("10.0.0.1", "aa", **build_probe()())
     monkeypatch.setattr(nodes, "ask_nodes", lambda *_: [same])
     assert check_nodes(None, {}) == [same]

@@ -24,7 +24,7 @@ from vllm_dflash.checkpoint.pairing import (
     PairingTarget,
     adapt_to_target,
     pair_faults,
-    target_faults,
+    target_unsupported_reason,
 )
 from vllm_dflash.checkpoint.read import load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import looks_local, missing_model_reason, one_line
@@ -78,7 +78,8 @@ def inspect_pair(
     )
     remarks, spec = len(spec.remarks), adapt_to_target(spec, facts)
     found.warnings += spec.remarks[remarks:]
-    found.faults += [Fault("target", message) for message in target_faults(facts)]
+    if reason := target_unsupported_reason(facts):
+        found.faults.append(Fault("target", reason))
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
     found.warnings += [
         f"vLLM's own DFlash runs this target: {why}" for why in target_reasons(model)
