@@ -56,7 +56,10 @@ def drafted_step(**changes: Any) -> StepRecord:
     return step_of(plan, **(numbers | changes))
 
 
-TEXTS: dict[str, Any] = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
+TEXTS: dict[str, Any] = {
+    "lengths": np.array([30, 12, 2]),
+    "from_text": np.array([True, True, False]),
+}
 
 
 def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> None:
