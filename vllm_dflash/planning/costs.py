@@ -172,7 +172,8 @@ class StepCosts:
         return self.draft.one(rows) + self.attention.block * context
 
     def observe(self, step: StepRecord) -> StepEstimate:
-        """Learn from a measured step that only decoded. Returns what was expected of it."""
+        """Learn from a measured step that only decoded, or the mean of several that were alike.
+        Returns what was expected of it."""
         count, lens, drafted = step.num_requests, step.context_lens, step.plan.drafted
         context, octave = float(lens.sum()), _octave(count)
         reading = float(lens @ step.verified)
@@ -182,12 +183,13 @@ class StepCosts:
         likely = min(measured, (1.0 + LARGEST_SURPRISE) * expected)
         if step.rows == count:
             is_likely = likely == measured
-            self._learn_plain(count, likely - expected, is_likely=is_likely)
+            self._learn_plain(count, likely - expected, step.count, is_likely=is_likely)
         else:
             beyond = likely - forward - self._level(count)
+            left, times = LINE_MEMORY**step.count, step.count
             new = 1.0, added, beyond, added * added, added * beyond
             sums = zip(self._sums[octave], new, strict=True)
-            self._sums[octave] = [LINE_MEMORY * old + one for old, one in sums]
+            self._sums[octave] = [left * old + times * one for old, one in sums]
             # Drafts make no step faster. Where they seem to although a block took no time, steps
             # without drafts were measured while the machine was slower, and would not be measured
             # again soon. Else the block takes less than was subtracted for it.
@@ -244,13 +246,16 @@ class StepCosts:
         slope = min(max(slope, 1.0 / MOST_SLOPE), MOST_SLOPE)
         return (y - slope * x) / (count + PRIOR_STEPS), slope
 
-    def _learn_plain(self, num_requests: int, surprise: float, *, is_likely: bool) -> None:
+    def _learn_plain(
+        self, num_requests: int, surprise: float, num_steps: int, *, is_likely: bool
+    ) -> None:
         """Correct the level: the first measurements count in full, later ones by `LEVEL_RATE`. One
         that counted with less than it was does not make those that follow count less."""
         octave = _octave(num_requests)
-        rate = max(LEVEL_RATE, 1.0 / (self._seen[octave] + 1.0))
+        steady = 1.0 - (1.0 - LEVEL_RATE) ** num_steps
+        rate = max(steady, num_steps / (self._seen[octave] + num_steps))
         self._shift(octave, rate * surprise)
-        self._seen[octave] += is_likely
+        self._seen[octave] += num_steps * is_likely
 
     def _shift(self, octave: int, seconds: float) -> None:
         """Change the level, and take that out of what drafts were seen to add to it."""

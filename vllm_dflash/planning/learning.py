@@ -77,7 +77,7 @@ class DraftLearner:
 
     def _begin(self, step: StepRecord) -> Ints:
         """Count a step that is learned from. Returns the rows of its requests, [R]."""
-        self.blocks.step += 1
+        self.blocks.step += step.count
         self.texts.step = self.blocks.step
         return self._rows(step.ids)
 

@@ -184,12 +184,14 @@ class StepRecord:
     seconds: float = 0.0
     """From the end of the previous step to the end of this one; 0 after a pause."""
     target_seconds: float = 0.0
-    """`seconds` less draft and context, of a step that only decoded; 0 where it is not known or
-    tells nothing. V2's schedulers leave the block in."""
+    """`seconds` less draft and context, of a step that only decoded, or the mean of several that
+    were alike; 0 where it is not known or tells nothing. V2's schedulers leave the block in."""
     inferred_seconds: float = 0.0
     """Estimated time of a block that was subtracted for that, where it cannot be measured (V2)."""
     inferred_rows: int = 0
     """Rows of that block."""
+    count: int = 1
+    """Steps that this one stands for: consecutive undrafted ones of the same batch."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

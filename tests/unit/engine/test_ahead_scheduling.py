@@ -104,14 +104,15 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
 ) -> None:
     """vLLM 0.32 subtracts a block's tokens from a step for each request. It would count a tree's
     nodes twice, and leave out the requests that come last."""
-    scheduler = bare(monkeypatch, tree_nodes=31)
-    assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
-    assert scheduler.num_spec_tokens == 31
-    scheduler.requests = {str(number): request() for number in range(16)}
-    limit = scheduler.vllm_config.scheduler_config
-    scheduler.vllm_config.speculative_config.max_num_new_slots_for_drafting = kept
+    take_vllm_out(monkeypatch, tree_nodes=31)
+    config = Scheduler.vllm_config
+    config.speculative_config.max_num_new_slots_for_drafting = kept
     for rows, slots in ((1 + 31, 31), (1 + 20, 20), (1 + 7, 7)):
-        limit.max_num_batched_tokens = 16 * (rows + kept)
+        config.scheduler_config.max_num_batched_tokens = 16 * (rows + kept)
+        scheduler: Any = V2AsyncScheduler()
+        assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
+        assert scheduler.num_spec_tokens == 31
+        scheduler.requests = {str(number): request() for number in range(16)}
         assert num_slots(scheduler, *scheduler.requests) == slots
 
 

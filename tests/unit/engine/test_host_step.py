@@ -64,18 +64,6 @@ def test_a_fixed_length_is_always_k_or_what_can_be_used(
     assert agreed == []
 
 
-def test_what_is_measured_is_agreed_upon(agreed: list[Any]) -> None:
-    host = Host(Scripted(drafting(False, True)), finite=3)
-    step, drafts = host.step(7, 7)
-    (plan, (lengths, from_text)) = agreed
-    assert plan is step.plan
-    assert lengths.tolist() == step.lengths.tolist() == [0, 2]
-    assert not from_text.any()
-    assert drafts == [[], [20, 21]]
-    assert step.nan_drafts == 1  # four were drafted, three can be used
-    assert step.could_draft
-
-
 def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(FromText(Plan.without_block(2)), looks_up=True)
     host.all_texts[:2, :CONTEXT] = [7, 1000, 8, 9, 3, 4, 5, 6, 1, 7]
@@ -262,16 +250,6 @@ def test_the_text_of_a_request_that_has_ended_is_forgotten() -> None:
     assert len(host.free_drafts._texts) == 1
 
 
-def test_the_runners_texts_are_only_read() -> None:
-    host = Host(FromText(), looks_up=True)
-    before = host.all_texts.copy()
-    host.step(7, 7, 7, sampled=[[501, 502], [], [503]])
-    assert host.all_texts.tolist() == before.tolist()
-
-
-# --- the end of a step -------------------------------------------------------------------------
-
-
 def test_steps_are_counted_and_new_plans_learned_from() -> None:
     """They are compared with the policy's estimate. Planning takes time, too."""
     observed: list[StepRecord] = []
@@ -287,7 +265,7 @@ def test_steps_are_counted_and_new_plans_learned_from() -> None:
         step, batch = host.make(7, 7)
         host.run(step, batch)
         step.target_seconds = 0.004
-        host._clock.finish = lambda step: None  # type: ignore[method-assign]
+        host._clock.finish = lambda step: None
         host.end(step)
         steps.append(step)
     assert observed == steps[::2]

@@ -56,6 +56,12 @@ def drafted_step(**changes: Any) -> StepRecord:
     return step_of(plan, **(numbers | changes))
 
 
+TEXTS: dict[str, Any] = {
+    "lengths": np.array([30, 12, 2]),
+    "from_text": np.array([True, True, False]),
+}
+
+
 def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> None:
     statistics = DraftStatistics(3)
     step = StepRecord("abcdef", np.array([4, 1, 1, 0, 2, 1]))
@@ -73,36 +79,6 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
         "mean_acceptance_length": 2.0,
         "mean_draft_length": pytest.approx(26 / 8),
     }
-
-
-def test_what_the_device_has_counted_replaces_what_was_known() -> None:
-    """Since the start: of blocks, and of texts."""
-    statistics = DraftStatistics(3)
-    for more in (1, 2):
-        statistics.take_counts(more * np.array([[1, 7, 2, 5], [3, 20, 9, 0]]))
-    assert changed(statistics) == {
-        "verifications": 8,
-        "draft_tokens": 54,
-        "accepted_tokens": 22,
-        "free_verifications": 6,
-        "free_draft_tokens": 40,
-        "free_accepted_tokens": 18,
-        "nan_drafts": 10,
-        "mean_acceptance_length": 1 + 22 / 8,
-        "mean_draft_length": 54 / 8,
-    }
-    assert all(type(count) is int for count in statistics.counts().values())
-
-
-def test_lengths_are_those_of_blocks() -> None:
-    """A request that was drafted but took what its text predicts has length 0."""
-    statistics = DraftStatistics(3)
-    taken = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
-    statistics.record_step(drafted_step(**taken), None)
-    free = Plan.without_block(3)
-    statistics.record_step(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)
-    assert statistics.to_dict()["draft_lengths"] == [1, 0, 1, 0]
-    assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +105,17 @@ def test_lengths_are_those_of_blocks() -> None:
             {"drafted_steps": 1, "probes": 1, "drafted_requests": 2, "draft_lengths": [2, 0, 0, 0]},
         ),
         (step_of(Plan.without_block(3, is_probe=True), could_draft=True), {"skipped_steps": 1}),
+        # Lengths are those of blocks: one took what its text predicts, or all did without a block.
+        (
+            drafted_step(**TEXTS, nan_drafts=0, planning_seconds=0),
+            {
+                "drafted_steps": 1,
+                "drafted_requests": 2,
+                "planned_tokens": 2,
+                "draft_lengths": [1, 0, 1, 0],
+            },
+        ),
+        (step_of(could_draft=True, **TEXTS), {"skipped_steps": 1}),
     ],
 )
 def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:

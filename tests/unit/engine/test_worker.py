@@ -222,19 +222,6 @@ def test_an_engine_that_becomes_idle_is_told_what_was_counted(
         assert COUNTED.on(of_vllm) is None
 
 
-def test_counters_are_those_of_the_device_when_they_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Steps report only now and then."""
-    worker: Any = object.__new__(V2GPUWorker)
-    statistics = DraftStatistics(7)
-    counts = np.array([[1, 2, 1, 0], [3, 4, 2, 0]])
-    read = SimpleNamespace(read_counts=lambda: statistics.take_counts(counts))
-    worker.drafter = read
-    monkeypatch.setattr(DraftingWorker, "dflash_stats", lambda _: statistics.counts())
-    assert worker.dflash_stats()["draft_tokens"] == 2 + 4
-
-
 def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have their own cache groups, with other numbers and block sizes than the target's."""
     monkeypatch.setattr(CPUWorker, "initialize_from_config", lambda *_: None)

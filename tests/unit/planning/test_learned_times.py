@@ -24,7 +24,7 @@ from vllm_dflash.planning.costs import (
         # From the seventh step on, each counts 15%.
         ([(4, 3.0, 7), (4, 2.0, 1)], [2.85] * 4),
         ([(4, 3.0, 70), (4, 2.0, 2)], [2 + 0.85**2] * 4),
-        # Three steps after one count three quarters.
+        # Three steps at once after one count three quarters.
         ([(4, 3.0, 1), (4, -1.0, 3)], [0] * 4),
         # What was not measured follows the nearest one that was, of two the smaller.
         ([(2, 2.0, 1), (8, 1.0, 1)], [2, 2, 2, 1]),
@@ -39,8 +39,7 @@ def test_a_level_is_what_steps_of_so_many_requests_took_longer(
 ) -> None:
     costs = straight_costs()
     for count, surprise, num_steps in measured:
-        for _ in range(num_steps):
-            costs.observe(timed(count, count, 10 + count + surprise))
+        costs.observe(timed(count, count, 10 + count + surprise, count=num_steps))
     counts = [2**octave for octave in range(len(ms))]
     found = [ms_of(costs, count, count) - 10 - count for count in counts]
     assert found == pytest.approx(ms, abs=1e-6)
@@ -116,6 +115,15 @@ def test_other_batch_sizes_start_from_what_the_nearest_took() -> None:
     costs.observe(timed(16, 16, 26.0))
     assert costs.plain(16) * 1000 == pytest.approx(26), "until they are measured themselves"
     assert costs.plain(4) * 1000 == pytest.approx(16)
+
+
+def test_several_steps_in_one_record_count_as_several() -> None:
+    once, often = straight_costs(), straight_costs()
+    for drafts in (3, 6):
+        often.observe(timed(4, 4 + drafts, 20.0, count=5))
+        for _ in range(5):
+            once.observe(timed(4, 4 + drafts, 20.0))
+    assert ms_of(often, 4, 10) == pytest.approx(ms_of(once, 4, 10), rel=0.01)
 
 
 def test_draft_and_context_follow_their_measurements() -> None:

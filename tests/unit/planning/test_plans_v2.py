@@ -108,10 +108,10 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     """A step's time includes the block after the step before."""
     planner, costs = ToldPlanner(0.1, 0.1, 0.1, v2=v2()), straight_costs()
     step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
-    step.draft_rows, step.target_seconds = draft_rows, 0.015
+    step.draft_rows, step.target_seconds, step.count = draft_rows, 0.015, 3
     estimate = planner.observe(step)
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
-    alone.target_seconds = 0.015 - drafting
+    alone.target_seconds, alone.count = 0.015 - drafting, 3
     of_alone = costs.observe(alone)
     # The estimate that the step's time is compared with includes the block, too.
     assert estimate is not None

@@ -194,7 +194,7 @@ class Increases:
         """Report the counters `names`, from zero; `interval` in seconds."""
         self._statistics, self._interval = statistics, interval
         self._due = time.monotonic() + interval
-        self._told = dict.fromkeys(names, 0)
+        self._reported = dict.fromkeys(names, 0)
 
     def tick(self) -> Figures | None:
         """Call after each step. Returns the increases if the interval is over, else None."""
@@ -205,7 +205,7 @@ class Increases:
         each of vLLM's busy periods."""
         self._due = time.monotonic() + self._interval
         counts = self._statistics.counts()
-        now = {name: round(counts[name] / UNIT) for name in self._told}
-        fresh = {name: more for name in now if (more := now[name] - self._told[name]) > 0}
-        self._told = now
+        now = {name: round(counts[name] / UNIT) for name in self._reported}
+        fresh = {name: more for name in now if (more := now[name] - self._reported[name]) > 0}
+        self._reported = now
         return fresh

@@ -125,7 +125,7 @@ class BlockForward:
     ) -> tuple[list[int], Floats]:
         """`pick` for drafters that choose each block's tokens one after the other.
 
-        Blocks of equal width run together: in LiLiCorr, each place of a block affects all others.
+        Blocks of equal width run together: in LiLiCorr, each token of a block affects all others.
         """
         model = self._model
         candidates, logits = model.compute_candidates(hidden)  # [Q, C]
@@ -133,18 +133,18 @@ class BlockForward:
         fused = None if newest is None else model.context.fuse(newest)  # [D, H]
         tokens, probability = candidates[:, 0].clone(), torch.zeros(len(hidden))
         for width in np.unique(lengths):
-            of = np.flatnonzero(lengths == width)
-            rows = torch.from_numpy(starts[of][:, None] + np.arange(width))  # [D', w]
-            these = torch.from_numpy(of)
+            same_width = np.flatnonzero(lengths == width)  # [D']
+            rows = torch.from_numpy(starts[same_width][:, None] + np.arange(width))  # [D', w]
+            blocks = torch.from_numpy(same_width)
             scores = model.score_candidates(
                 candidates[rows],
                 logits[rows],
                 hidden[rows],
-                bonus[these],
-                None if fused is None else fused[these],
+                bonus[blocks],
+                None if fused is None else fused[blocks],
             )
             tokens[rows], probability[rows] = walk(candidates[rows], scores)
-        # The walk takes the largest score, which is not finite if any score of that place is NaN.
+        # The walk takes the largest score, which is not finite if any of that row is NaN.
         probability = probability.where(torch.isfinite(probability), 0.0)
         return tokens.tolist(), probability.numpy()
 

@@ -119,7 +119,7 @@ class PlannedProposer(DFlashProposer):
         self.statistics = self.host.statistics
         group = kv_cache_config.kv_cache_groups[self.kv_cache_gid]
         self.scheduler_page_size = group.kv_cache_spec.block_size
-        """Tokens per block of the scheduler; kernels may use smaller blocks (`block_size`)."""
+        """Tokens per cache page of the scheduler; kernels may use smaller ones (`block_size`)."""
         self.num_slots = kv_cache_config.num_blocks * self.scheduler_page_size
         self.num_cache_groups = len(kv_cache_config.kv_cache_groups)
 
@@ -146,11 +146,10 @@ class PlannedProposer(DFlashProposer):
 
     def start_planning(self, costs: StepCosts) -> None:
         """Start planning draft lengths from these costs."""
-        host, most_free = self.host, self.most_free
-        sizes = self.width, self.max_batch_size
-        host.planner = Planner(*sizes, costs, most_free=most_free)
-        if most_free:
-            host.free_drafts = NgramIndex(self.max_batch_size)
+        host, max_requests = self.host, self.max_batch_size
+        host.planner = Planner(self.width, max_requests, costs, most_free=self.most_free)
+        if self.most_free:
+            host.free_drafts = NgramIndex(max_requests)
         # No backlog with a connector, which passes on the cache after each step, so the cache must
         # be complete; or with several cache groups, because the backlog tracks the owners of blocks
         # in only one.
