@@ -3,7 +3,7 @@
 # make check   install into .venv, then lint, types, imports between packages, quick unit tests: two minutes
 # make test    the same, then what a pull request needs: engines on both model runners and on the
 #              emulated GPU, all hazards of speculative decoding, a server, a cluster, vLLM 0.33
-# make test-all   every test: other combinations, models, servers and schedules, too; hours
+# make test-all   every test: other combinations, models, servers and schedules, too
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next    tests on vLLM 0.33's Python (VLLM=0.34.0: on another one's) over the installed kernels:
 #              configs, what is selected on which GPU, Model Runner V2, engines on the emulated GPU. Half

@@ -54,7 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="tests/emulated, and tests marked `cuda`, on a GPU that is emulated in this process",
     )
-    parser.addoption("--slow", action="store_true", help="those that take minutes, too")
+    parser.addoption(
+        "--slow", action="store_true", help="also those that a pull request does without"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

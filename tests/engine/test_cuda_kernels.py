@@ -13,6 +13,8 @@ from support.kernel_oracles import ORACLES
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # On an emulated GPU they are interpreted, as in tests/unit/engine/test_kernel_oracles.py.
+    *([pytest.mark.slow] if torch_cuda.is_installed() else []),
 ]
 CASES = [
     pytest.param(oracle, case, dtype, id=f"{oracle.name}, {case}, {str(dtype)[6:]}")

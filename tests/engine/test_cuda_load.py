@@ -16,7 +16,7 @@ from vllm import LLM
 from support.cuda_engines import GRAPHS, IS_EMULATED, NEW_TOKENS, ON_CUDA, PROMPTS, SLOW_EMULATED
 from support.engines import DFLASH, FIXED, engine, fix_costs, greedy, runner_of, token_ids
 
-pytestmark = ON_CUDA
+pytestmark = [*ON_CUDA, *SLOW_EMULATED]  # schedules of the emulated GPU lag behind by themselves
 CYCLES = 4_000_000
 """Ticks of the GPU's clock: two milliseconds, several times a step of the demo pair."""
 NUMBERS = 16 * 2**20
@@ -75,14 +75,8 @@ def outcomes(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
     return tokens, stats
 
 
-@pytest.mark.parametrize(
-    "disturbance", [pytest.param(late_device, marks=SLOW_EMULATED), busy_copies]
-)
-@pytest.mark.parametrize(
-    "names",
-    [("execute_model",), pytest.param(("sample_tokens",), marks=SLOW_EMULATED)],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("disturbance", [late_device, busy_copies])
+@pytest.mark.parametrize("names", [("execute_model",), ("sample_tokens",)], ids=" ".join)
 def test_a_device_that_lags_behind_changes_nothing(
     plain: list[list[int]],
     disturbance: Callable[[], Callable[[], None]],

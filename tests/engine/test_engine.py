@@ -58,7 +58,7 @@ def plain() -> Plain:
     [
         pytest.param(1, 64, "fixed", marks=slow_on_v2),
         pytest.param(1, 64, "adaptive", marks=pytest.mark.slow),
-        (8, 32, "fixed"),
+        pytest.param(8, 32, "fixed", marks=slow_on_v2),
         (8, 32, "adaptive"),
         *([] if USES_V2 else [(32, 64, "adaptive")]),
     ],

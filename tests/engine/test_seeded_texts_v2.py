@@ -91,12 +91,12 @@ ENGINES: dict[str, tuple[str, dict[str, Any], Callable[[Ints], Plan] | None]] = 
 }
 
 
+SLOW = ("fixed", "synchronous", "trees")
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("fixed", "trees") else [])
-        for name in ENGINES
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ENGINES],
 )
 def test_the_text_is_plain_decodings(
     name: str, plain: Texts, monkeypatch: pytest.MonkeyPatch

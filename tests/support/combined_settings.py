@@ -39,11 +39,7 @@ OF_DRAFTERS: dict[str, tuple[str, ...]] = {
 SPECULATIVE: dict[str, dict[str, Changes]] = {
     "free_drafts": {"auto": NOTHING, "off": {"free_drafts": "off"}},
     "draft_length": {"adaptive": {"draft_length": "adaptive"}, "fixed": {"draft_length": "fixed"}},
-    "draft_window": {
-        "whole": NOTHING,
-        "12 tokens": {"draft_window": 12},
-        "auto": {"draft_window": "auto"},
-    },
+    "draft_window": {"whole": NOTHING, "12 tokens": {"draft_window": 12}},
     "drafts": {
         "unsaid": NOTHING,
         "below the block": {"num_speculative_tokens": 3},

@@ -35,7 +35,7 @@ DFLASH = {"method": "dflash", "model": str(DRAFTER)}
 FIXED = {**DFLASH, "draft_length": "fixed"}
 V2_WORKERS = GPU_WORKER.rpartition(".")[0]
 slow_on_v2 = pytest.mark.slow if USES_V2 else pytest.mark.skipif(False, reason="is quick on V1")
-"""Mark of tests and parameters that take V2's interpreter a minute; similar ones run there."""
+"""Mark of tests and parameters that V2's interpreter takes long for; V1 runs them."""
 SCHEDULING = ("synchronous", "asynchronous") if USES_V2 else ("synchronous",)
 """Ways to schedule this process's model runner."""
 

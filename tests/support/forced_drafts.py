@@ -42,7 +42,8 @@ def forced_drafts(
         for number, (bonus, place, ahead) in enumerate(rows[: len(found)]):
             for text in texts:
                 if place + ahead < len(text) and text[place] == bonus:
-                    found[number] = (text[place + ahead] + (ahead > how_many(place))) % mask
+                    right = text[place + ahead]
+                    found[number] = (right + 1) % mask if ahead > how_many(place) else right
         return found
 
     model.forward, model.target_ids = run, drafts
