@@ -98,7 +98,7 @@ fuzz: setup
 	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
 	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
 
-# Sources come from pip's index. They are parsed, never run. ARGS=--record writes tests/seams.
+# Sources come from pip's index. They are parsed, never run. ARGS=--record writes vllm_dflash/seams.
 seams: setup
 	scripts/run.sh python scripts/seams.py $(VLLM) $(ARGS)
 

@@ -21,10 +21,9 @@ from vllm.v1.worker import gpu_model_runner
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, save_drafter
-from vllm_dflash import plugin, seams
+from vllm_dflash import plugin
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
-from vllm_dflash.compatibility import check_vllm
 from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
     CPU_WORKER_V1,
@@ -32,6 +31,7 @@ from vllm_dflash.config.engine_options import (
     EngineOptions,
 )
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
+from vllm_dflash.model import registration
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
 
@@ -52,7 +52,7 @@ def test_an_engine_left_to_vllm_after_one_of_ours_has_vllms_draft_model(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]
 ) -> None:
     before = registry[ARCHITECTURE]
-    monkeypatch.setattr(plugin, "_vllms_own", {})
+    monkeypatch.setattr(registration, "_vllms_own", {})
     pair.start()
     assert registry[ARCHITECTURE] is not before
     pair.start(worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
@@ -104,7 +104,7 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: resolved)
     target = args.create_model_config()
     monkeypatch.setattr(type(target), "is_hybrid", is_hybrid)
-    plugin._select(args, SpeculativeSettings.of(asked), {}, target, parallel)
+    plugin._select(args, SpeculativeSettings.from_config(asked), {}, target, parallel)
     assert args.disable_hybrid_kv_cache_manager is disabled
 
 
@@ -168,7 +168,7 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
 
 
 def test_plain_engines_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = "vllm_dflash.compatibility.first_difference"
+    checks = "vllm_dflash.compatibility.vllm_unsupported_reason"
     monkeypatch.setattr(checks, lambda *_: pytest.fail("checked"))
     pair.start(speculative_config=None)
 
@@ -439,43 +439,3 @@ def test_triton_on_a_cpu_selects_a_runner_that_is_not_measured_there(
     with log_lines() as lines:
         pair.start()
     assert sum("VLLM_USE_V2_MODEL_RUNNER=0 selects it" in line for line in lines) == has_triton
-
-
-@pytest.mark.parametrize(
-    ("parameters", "found", "is_accepted"),
-    [
-        (None, "anything", True),
-        ("", "", True),
-        ("a b", "self a b", True),
-        ("self a b", "self a b", True),
-        ("a b", "x a b", False),
-        ("self a b?", "self a", True),
-        ("self a b?", "self a b", True),
-        ("self a b?", "self b", False),
-        ("self a b?", "self b a", False),
-        ("self a b?", "self a b c", False),
-        ("self a? b", "self b", True),
-        ("self a b", "self a", False),
-        ("self a", None, False),
-    ],
-)
-def test_parameters_that_need_not_be_there(
-    parameters: str | None, found: str | None, is_accepted: bool
-) -> None:
-    assert seams.Seam("a:b", parameters).accepts(found) is is_accepted
-
-
-def test_a_seam_of_other_versions_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that moved in 0.33 is looked for there by its new name, not by its old one. A
-    version that is none counts as the newest."""
-    moved = seams.Seam("vllm.moved:f", "x", "<0.33"), seams.Seam("vllm.new_home:f", "x", ">=0.33")
-    for version, missing in (
-        ("0.32.0+cpu", "moved"),
-        ("0.33.0rc1", "new_home"),
-        ("0.33.0+cu130", "new_home"),
-        ("dev", "new_home"),
-    ):
-        monkeypatch.setattr("vllm.__version__", version)
-        with pytest.raises(seams.UnsupportedVllmError, match=f"has no vllm.{missing}:f"):
-            check_vllm(moved)
-        check_vllm(tuple(seam for seam in moved if missing not in seam.path))

@@ -190,8 +190,8 @@ def remarks(engine_args: EngineArgs, target: ModelConfig, options: EngineOptions
         )
     if uses_rust_front_end():
         yield (
-            "VLLM_USE_RUST_FRONTEND is set: vllm:dflash_* metrics are missing there, and requests"
-            " that crash vLLM are not refused (docs/compatibility.md)."
+            "VLLM_USE_RUST_FRONTEND is set: vllm:dflash_* metrics are missing there, and a wrong"
+            " 'dflash' option of a request is not refused (docs/compatibility.md)."
         )
     if envs.VLLM_USE_V2_MODEL_RUNNER is None and worker_here() == CPU_WORKER_V2:
         yield (

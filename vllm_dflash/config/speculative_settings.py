@@ -83,7 +83,7 @@ class SpeculativeSettings(BaseModel):
     """vLLM's settings for loading the drafter, as it checks them itself."""
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
+    def from_config(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
         """Check the user's speculative config.
 
         Raises:

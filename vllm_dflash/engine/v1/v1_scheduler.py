@@ -32,7 +32,7 @@ def sends_drafts_with_output(vllm_config: VllmConfig) -> bool:
 
 
 def skip_draft_call() -> None:
-    """Skip vLLM's call for drafts (hook 2) in the engine's process; other engines keep it."""
+    """Skip vLLM's call (hook "drafts with output") in the engine's process; others keep it."""
     original = MultiprocExecutor.take_draft_token_ids
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return

@@ -99,7 +99,7 @@ class LoadedSpeculator(DFlashSpeculator):
         return self.model.combine_hidden_states(torch.cat(taps, dim=-1))
 
     def _fuse_taps_in(self, target: nn.Module) -> None:
-        """Let the target's forward end with fusing its taps, so that its graphs do it (hook 16).
+        """Let the target's forward end with fusing its taps (hook "fused taps"): its graphs do it.
 
         A compiled class runs no hooks. vLLM compiles a part of the models that it serves, and the
         hook is on the whole.
