@@ -47,7 +47,7 @@ test-unit:
 
 # Unit tests that take most of the time: layers beside the reference, all CUDA settings, many processes.
 LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_faults.py \
-    config/test_nothing_is_refused.py config/test_target_class.py engine/test_kernels_compile.py \
+    config/test_who_runs.py config/test_target_class.py engine/test_kernels_compile.py \
     engine/test_proposer.py engine/test_warm.py planning/test_host_limit.py \
     planning/test_pipeline.py test_compatibility.py \
     test_security.py tools/test_engine_process.py)
@@ -70,8 +70,7 @@ test-emulated:
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
 NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py tests/engine/test_selection_matrix.py
 # Tests of configs that a new vLLM may change: which DFlash runs what, and what is refused.
-SELECTED = left_to_vllm nothing_is_refused pair published_drafters serve_arguments \
-    speculative_settings who_runs_a_drafter
+SELECTED = pair published_drafters serve_arguments speculative_settings who_runs
 test-next:
 	$(BESIDE) pytest $(SELECTED:%=tests/unit/config/test_%.py) $(NEXT) $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)

@@ -159,7 +159,7 @@ def _wrap_front_end() -> None:
         from vllm_dflash.model.registration import restore_draft_model
 
         with _refusals_logged(ValueError, RuntimeError):
-            config, reasons = _reasons_against(
+            config, reasons = _config_and_reasons(
                 requested,
                 target_model_config,
                 *args,
@@ -188,7 +188,7 @@ def _wrap_front_end() -> None:
     EngineArgs.create_speculative_config = create_speculative_config
 
 
-def _reasons_against(
+def _config_and_reasons(
     requested: dict[str, Any], target_model_config: ModelConfig, *args: Any, **kwargs: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """The drafter's `config.json`, and why vLLM's own DFlash runs this engine; no reasons if our
@@ -198,7 +198,7 @@ def _reasons_against(
 
     from vllm_dflash.compatibility import untested, vllm_unsupported_reason
     from vllm_dflash.config.engine_options import runner_here
-    from vllm_dflash.config.left_to_vllm import config_of_drafter, reasons_for_vllm
+    from vllm_dflash.config.left_to_vllm import config_of_drafter, unsupported_reasons
 
     try:
         unsupported = vllm_unsupported_reason("front_end", "engine", "worker", runner_here())
@@ -211,7 +211,7 @@ def _reasons_against(
     if line := untested(vllm.__version__):
         init_logger("vllm.dflash").warning_once(line)
     config = config_of_drafter(requested)
-    return config, reasons_for_vllm(requested, config, target_model_config, *args, **kwargs)
+    return config, unsupported_reasons(requested, config, target_model_config, *args, **kwargs)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
     config = pair.start()
     assert config.speculative_config.num_speculative_tokens == MOST_FREE_DRAFTS
     assert config.parallel_config.worker_cls == CPU_WORKER_V1
-    options = EngineOptions.of(config)
+    options = EngineOptions.from_config(config)
     assert options.drafter.block_size == 8
     assert (options.draft_width, options.free_drafts) == (7, True)
     assert not config.speculative_config.use_eagle_block_drop()
@@ -157,8 +157,8 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
     )
     first, second = (args.create_engine_config() for _ in range(2))
     assert args.speculative_config == asked
-    assert EngineOptions.of(first) == EngineOptions.of(second)
-    assert EngineOptions.of(second).draft_length == "fixed"
+    assert EngineOptions.from_config(first) == EngineOptions.from_config(second)
+    assert EngineOptions.from_config(second).draft_length == "fixed"
     assert first.scheduler_config.scheduler_cls == second.scheduler_config.scheduler_cls
     args.speculative_config = None
     plain = args.create_engine_config()
@@ -283,11 +283,11 @@ def test_no_fault_of_ours_stops_a_start(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
     config = pair.start()
-    options = EngineOptions.of(config)
-    assert EngineOptions.of(config) is options
-    assert EngineOptions.of(pickle.loads(pickle.dumps(config))) is options
+    options = EngineOptions.from_config(config)
+    assert EngineOptions.from_config(config) is options
+    assert EngineOptions.from_config(pickle.loads(pickle.dumps(config))) is options
     other_config = pair.start({"draft_length": "fixed"})
-    assert EngineOptions.of(other_config).draft_length == "fixed"
+    assert EngineOptions.from_config(other_config).draft_length == "fixed"
     assert config.compute_hash() != other_config.compute_hash()
 
 
@@ -295,7 +295,7 @@ def test_options_are_parsed_once_in_a_process(pair: Pair) -> None:
 def test_options_of_an_engine_that_did_not_select_us(additional: Any) -> None:
     message = "unset VLLM_PLUGINS or add 'dflash'"
     with pytest.raises(RuntimeError, match=message):
-        EngineOptions.of(SimpleNamespace(additional_config=additional))
+        EngineOptions.from_config(SimpleNamespace(additional_config=additional))
 
 
 def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:

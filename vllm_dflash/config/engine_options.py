@@ -91,7 +91,7 @@ class EngineOptions:
         return self.most_free > 0
 
     @classmethod
-    def of(cls, vllm_config: VllmConfig) -> EngineOptions:
+    def from_config(cls, vllm_config: VllmConfig) -> EngineOptions:
         """Options of an engine that was started.
 
         Raises:

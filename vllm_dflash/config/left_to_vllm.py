@@ -80,7 +80,7 @@ def _pulled(model: str) -> str:
     return kept.dir
 
 
-def reasons_for_vllm(
+def unsupported_reasons(
     requested: Mapping[str, Any],
     config: Mapping[str, Any],
     target: ModelConfig,
@@ -180,10 +180,10 @@ def _engine_reasons(
             "rejection_sample_method is 'fly', which accepts drafts that the target would not have"
             " written (leave rejection_sample_method out)"
         )
-    yield from target_reasons(target)
+    yield from target_unsupported_reasons(target)
 
 
-def target_reasons(target: ModelConfig) -> Iterator[str]:
+def target_unsupported_reasons(target: ModelConfig) -> Iterator[str]:
     """Reasons why vLLM's own DFlash runs engines with this target on this platform."""
     from vllm.platforms import current_platform
 
@@ -207,7 +207,7 @@ def is_other_hybrid(target: ModelConfig) -> bool:
 
 
 def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:
-    """Remove our own options, fill in what vLLM needs, and log the `reasons` (`reasons_for_vllm`).
+    """Remove our own options, fill in what vLLM needs, and log the `reasons` why.
 
     `config`: the drafter's `config.json`.
     """

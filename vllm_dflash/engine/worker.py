@@ -80,7 +80,7 @@ class DraftingWorker(Worker):
     def init_device(self) -> None:
         """Build the model runner, and replace vLLM's drafting code with ours."""
         register_draft_model()
-        options = EngineOptions.of(self.vllm_config)
+        options = EngineOptions.from_config(self.vllm_config)
         super().init_device()
         self.drafter = self.attach()
         if self.rank == 0:
@@ -94,7 +94,7 @@ class DraftingWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure the step costs that the planner starts from."""
         times = super().compile_or_warm_up_model()
-        if EngineOptions.of(self.vllm_config).is_planned:
+        if EngineOptions.from_config(self.vllm_config).is_planned:
             self._plan_lengths()
         self.start_counting()
         self.drafter.warm.seal()
@@ -119,7 +119,7 @@ class DraftingWorker(Worker):
         self.drafter.statistics.clear()
         if self.rank != 0:
             return
-        drafter = EngineOptions.of(self.vllm_config).drafter
+        drafter = EngineOptions.from_config(self.vllm_config).drafter
         statistics, target = self.drafter.statistics, self.model_config.model
         self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
 
@@ -170,7 +170,7 @@ class DraftingWorker(Worker):
         Each rank returns its own. Read rank 0's: on V1 it decides for all ranks, from its own
         times. On V2 the scheduler decides; its times and probes arrive every 32 steps.
         """
-        kind, options = type(self.drafter), EngineOptions.of(self.vllm_config)
+        kind, options = type(self.drafter), EngineOptions.from_config(self.vllm_config)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,

@@ -55,7 +55,7 @@ class LoadedSpeculator(DFlashSpeculator):
     """Graphs of steps without a block."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.options = EngineOptions.of(vllm_config)
+        self.options = EngineOptions.from_config(vllm_config)
         super().__init__(room_for_blocks(vllm_config), device)
         self.engine_config = vllm_config
         """The config that the engine was started with; vLLM's class changes its own copy."""

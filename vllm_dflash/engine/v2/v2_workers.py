@@ -36,7 +36,7 @@ class V2Worker(DraftingWorker):
         """Replace the runner's speculator (hook "drafter"), which keeps texts on the device."""
         runner = self.model_runner
         check_drafter_class(runner.speculator, DFlashSpeculator)
-        if EngineOptions.of(self.vllm_config).captures_lengths:
+        if EngineOptions.from_config(self.vllm_config).captures_lengths:
             capture_all_lengths(runner)  # hook "captured lengths"
         runner.speculator = PlannedSpeculator(self.vllm_config, runner)
         return runner.speculator
