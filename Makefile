@@ -16,11 +16,9 @@
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
 # make figures measure again what README claims: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
-# make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
-#              versions
 .PHONY: demo check test setup test-unit test-long test-engine test-v2 test-emulated test-next test-cluster
 .PHONY: test-server
-.PHONY: mutants faults seams next hazards fuzz selection gpu figures
+.PHONY: mutants faults seams next hazards fuzz gpu figures
 
 SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
 demo: setup
@@ -114,10 +112,6 @@ mutants: setup
 
 faults: setup
 	PYTHONPATH=tests scripts/run.sh python -m faults.plant $(ARGS)
-
-selection: setup
-	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table
-	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
     --native-k 1 3 --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \

@@ -354,7 +354,7 @@ def test_drafts_beside_lora_have_the_rows_that_vllm_wants(
         assert pair.start(**asked).speculative_config.num_speculative_tokens == longest
     said = [line for line in lines if "with LoRA" in line]
     assert len(said) == (longest < 7)
-    assert not said or f"so drafts have up to {longest} tokens" in said[0]
+    assert not said or f"drafts have up to {longest} tokens, not 7: with LoRA" in said[0]
     if said:
         found = re.search(r"--max-num-batched-tokens (\d+) or --max-num-seqs (\d+) has", said[0])
         assert found is not None

@@ -151,9 +151,9 @@ def config_error(
     ]
     for trial, what in [*trials, (config, "config.json")]:  # last: an invalid combination
         if failed := failure(trial):
-            why = cut_off(one_line(failed).removeprefix("Value error, ")) or "no reason given"
+            reason = cut_off(one_line(failed).removeprefix("Value error, ")) or "no reason given"
             return DrafterError(
-                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {why}"
+                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {reason}"
                 f" ({type(failed).__name__})"
             )
     return None

@@ -111,8 +111,8 @@ class SpeculativeSettings(BaseModel):
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
         try:
             return checked(cls, written, said="not {}")
-        except ValueError as why:
-            raise ValueError(f"{why}.{remedy}") from None
+        except ValueError as error:
+            raise ValueError(f"{error}.{remedy}") from None
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
         """K: the number that the user asks for, at most what the drafter was trained for."""
