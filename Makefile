@@ -16,11 +16,9 @@
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
 # make figures measure again what README claims: half an hour alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
-# make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
-#              versions
 .PHONY: demo check test test-all setup test-unit test-long test-engine test-v2 test-emulated test-next
 .PHONY: test-cluster test-server test-rest
-.PHONY: mutants faults seams next fuzz selection gpu figures
+.PHONY: mutants faults seams next fuzz gpu figures
 
 SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
 demo: setup
@@ -51,7 +49,7 @@ test-unit:
 
 # Unit tests that take most of the time: layers beside the reference, all CUDA settings, many processes.
 LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_faults.py \
-    config/test_nothing_is_refused.py config/test_target_class.py engine/test_kernels_compile.py \
+    config/test_who_runs.py config/test_target_class.py engine/test_kernels_compile.py \
     engine/test_proposer.py engine/test_warm.py planning/test_host_limit.py \
     planning/test_pipeline.py test_compatibility.py \
     test_security.py tools/test_engine_process.py)
@@ -74,8 +72,7 @@ test-emulated:
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
 NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py tests/engine/test_selection_matrix.py
 # Tests of configs that a new vLLM may change: which DFlash runs what, and what is refused.
-SELECTED = left_to_vllm nothing_is_refused pair published_drafters serve_arguments \
-    speculative_settings who_runs_a_drafter
+SELECTED = pair published_drafters serve_arguments speculative_settings who_runs
 test-next:
 	$(BESIDE) pytest $(SELECTED:%=tests/unit/config/test_%.py) $(NEXT) $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)
@@ -97,7 +94,7 @@ fuzz: setup
 	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
 	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
 
-# Sources come from pip's index. They are parsed, never run. ARGS=--record writes tests/seams.
+# Sources come from pip's index. They are parsed, never run. ARGS=--record writes vllm_dflash/seams.
 seams: setup
 	scripts/run.sh python scripts/seams.py $(VLLM) $(ARGS)
 
@@ -114,10 +111,6 @@ mutants: setup
 
 faults: setup
 	PYTHONPATH=tests scripts/run.sh python -m faults.plant $(ARGS)
-
-selection: setup
-	PYTHONPATH=tests $(ONE_THREAD) scripts/run.sh python -m support.selection_table
-	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
     --native-k 1 3 --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \

@@ -1,7 +1,7 @@
 """Check what a release of vLLM breaks. Its sources are fetched and parsed, and never run.
 
     make seams VLLM=0.33.0               # names what is missing, or differs from the record
-    make seams VLLM=0.33.0 ARGS=--record # writes tests/seams/0.33.0.json, for the unit tests
+    make seams VLLM=0.33.0 ARGS=--record # writes vllm_dflash/seams/0.33.0.json
 
 Fails if something is missing or has another signature. A changed body is for a person to read.
 """
@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from packaging.version import Version  # noqa: E402
 
-from support.vllm_source import RECORDS, all_seams, examine  # noqa: E402
-from vllm_dflash.vllm_sources import Sources  # noqa: E402
+from support.seam_record import RECORDS, entries, examine  # noqa: E402
+from support.vllm_sources import Sources  # noqa: E402
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash"
 FETCH = """
@@ -66,21 +66,25 @@ def main() -> int:
     """Print a line for each finding."""
     parser = argparse.ArgumentParser(description="Check the seams of vllm-dflash with a vLLM.")
     parser.add_argument("version", help="of vLLM, as 0.33.0")
-    parser.add_argument("--record", action="store_true", help="write tests/seams/VERSION.json")
+    parser.add_argument(
+        "--record", action="store_true", help="write vllm_dflash/seams/VERSION.json"
+    )
     asked = parser.parse_args()
-    record, findings = examine(Sources(fetched(asked.version)), asked.version)
-    now = record["seams"]
-    for seam in all_seams(asked.version):
-        if seam.path in now and not seam.accepts(found := now[seam.path]["parameters"]):
-            findings.append(f"signature  {seam.path}({found}), expected: {seam.parameters}")
-    is_broken = bool(findings)
+    record, findings = examine(Sources(fetched(asked.version)))
+    now, is_broken = entries(record), bool(findings)
     versions = [Version(file.stem) for file in RECORDS.glob("*.json")]
     if earlier := [one for one in versions if one <= Version(asked.version)]:
-        before = json.loads((RECORDS / f"{max(earlier)}.json").read_text())["seams"]
-        changed = [path for path in now if path in before and now[path] != before[path]]
-        findings += [f"body       {path}, not as in {max(earlier)}" for path in changed]
+        before = entries(json.loads((RECORDS / f"{max(earlier)}.json").read_text()))
+        for path in sorted(now.keys() & before.keys()):
+            takes, took = (one[path].get("parameters") for one in (now, before))
+            if takes != took:
+                is_broken = True
+                findings.append(f"signature  {path}({takes}), and in {max(earlier)} ({took})")
+            elif now[path] != before[path]:
+                findings.append(f"body       {path}, not as in {max(earlier)}")
     print("".join(f"{one}\n" for one in findings), end="")
-    print(f"{len(now)} seams and {len(record['names'])} imports of vLLM {asked.version} found")
+    num_names = sum(map(len, record["names"].values()))
+    print(f"{len(now)} seams and {num_names} imports of vLLM {asked.version} found")
     if asked.record:
         (RECORDS / f"{asked.version}.json").write_text(json.dumps(record, indent=1) + "\n")
     return int(is_broken)

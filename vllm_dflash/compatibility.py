@@ -1,20 +1,42 @@
-"""Whether our hooks fit this vLLM; checked in the front end, before anything starts.
+"""Whether this vLLM has what we rely on; checked in the front end, before anything starts.
 
-vLLM's sources are read, not run: workers and schedulers have not started yet."""
+`seams/` has a record of each release that tests run with (`make seams`). Any other release is
+compared with the record of the one before it, in a child process: importing vLLM's workers may
+initialise CUDA, and vLLM could then not fork its engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from vllm_dflash import __version__
-from vllm_dflash.seams import SUPPORTED_VLLM, Seams, UnsupportedVllmError, parse_version
-from vllm_dflash.vllm_sources import MissingError, Sources, imported_by, parameters_of
 
-OLDEST = min(Version(one.version) for one in SUPPORTED_VLLM)
+RECORDS = Path(__file__).with_name("seams")
+SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
+"""The releases that tests run with, and their patch releases."""
+
+
+class UnsupportedVllmError(RuntimeError):
+    """vllm-dflash was not built for this vLLM; the message names what differs."""
+
+
+def parse_version(version: str) -> Version:
+    """Parse a version; an invalid one counts as the newest."""
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return Version("9999")
 
 
 def untested(version: str) -> str:
@@ -32,61 +54,79 @@ def untested(version: str) -> str:
     )
 
 
-def why_unfit(seams: Seams, files: Iterable[Path] = ()) -> str | None:
-    """Why we cannot run engines with this vLLM, and what to install; None if everything fits.
+def vllm_unsupported_reason(*parts: str) -> str | None:
+    """Why these parts cannot run with this vLLM, and what to install; None if they can.
 
-    `files`: ours that these processes import. If tests do not run with this vLLM, whatever they
-    import from it has to exist too.
+    `parts`: names in a record, such as "v2" for a worker with Model Runner V2.
     """
     import vllm
 
-    version = vllm.__version__
+    version, parsed = vllm.__version__, parse_version(vllm.__version__)
     ours = f"vllm-dflash {__version__} supports vLLM {SUPPORTED_VLLM}, this is vLLM {version}"
-    if Version(parse_version(version).base_version) < OLDEST:
+    tested = sorted(Version(file.stem) for file in RECORDS.glob("*.json"))
+    if Version(parsed.base_version) < tested[0]:
         return f"{ours} (install a newer vLLM)"
-    package = Path(vllm.__file__)
-    if not package.with_suffix(".py").is_file():
-        return (
-            f"{ours} without its sources, so what vllm-dflash relies on cannot be checked (install"
-            " a vLLM with its .py files)"
-        )
-    difference = first_difference(seams, tuple(files), package.parents[1], version)
+    if not parsed.is_prerelease and Version(parsed.public) in tested:
+        return None
+    before = max(one for one in tested if one <= Version(parsed.base_version))
+    difference = first_difference(str(before), parts)
     if difference is None:
         return None
     return f"{ours}: {difference} (install a vllm-dflash for this vLLM, or a vLLM in that range)"
 
 
-def check_vllm(seams: Seams) -> None:
-    """Refuse a vLLM that these seams do not fit. Raises `UnsupportedVllmError`."""
-    if why := why_unfit(seams):
-        raise UnsupportedVllmError(why)
+def check_vllm(*parts: str) -> None:
+    """Refuse a vLLM that these parts cannot run with. Raises `UnsupportedVllmError`."""
+    if reason := vllm_unsupported_reason(*parts):
+        raise UnsupportedVllmError(reason)
 
 
 @lru_cache(maxsize=8)
-def first_difference(
-    seams: Seams, files: tuple[Path, ...], folder: Path, version: str
-) -> str | None:
-    """First seam or import that the vLLM in `folder` lacks, or has with other parameters, or None.
+def first_difference(release: str, parts: tuple[str, ...]) -> str | None:
+    """First thing that the installed vLLM lacks, or that takes other parameters, compared with the
+    record of a release; None if there is none. Starts a process, which takes seconds."""
+    command = [sys.executable, "-m", __name__, release, *parts]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode == 0:
+        return None
+    return ended.stderr.strip().rpartition("\n")[2] or f"its check ended with {ended.returncode}"
 
-    Reading the sources takes half a second, and a process may start many engines.
-    """
-    return next(_differences(seams, files, Sources(folder), version), None)
+
+def differences(record: dict[str, Any], parts: tuple[str, ...]) -> Iterator[str]:
+    """Yield what differs from a record: names that we import, and functions and attributes."""
+    for part in parts:
+        entries = dict.fromkeys(record["names"].get(part, ()), None)
+        entries |= {path: one["parameters"] for path, one in record["seams"].get(part, {}).items()}
+        for path, parameters in entries.items():
+            try:
+                found = find(path)
+            except (ImportError, AttributeError) as error:
+                yield f"it has no {path}, because {error}"
+                continue
+            if parameters is not None and (takes := parameters_of(found)) != parameters:
+                yield f"{path} takes ({takes}), not ({parameters})"
 
 
-def _differences(
-    seams: Seams, files: Iterable[Path], sources: Sources, version: str
-) -> Iterator[str]:
-    for seam in seams:
-        if seam.versions and not seam.is_in(version):
-            continue
-        try:
-            _, node = sources.find(seam.path)
-        except MissingError as error:
-            yield f"it has no {seam.path}, because {error}"
-            continue
-        if not seam.accepts(found := parameters_of(node)):
-            yield f"{seam.path} takes ({found}), not ({seam.parameters})"
-    if untested(version):
-        for names in sorted(map(sorted, imported_by(files))):
-            if not any(map(sources.has, names)):
-                yield f"it has no {' or '.join(names)}"
+def find(path: str) -> Any:
+    """Import `module:attribute`. The attribute may have dots, or be a module; None for a field
+    that only objects have. Raises `ImportError` or `AttributeError`."""
+    module, _, attribute = path.partition(":")
+    found: Any = import_module(module)
+    for name in attribute.split("."):
+        fields = (vars(kind).get("__annotations__", {}) for kind in getattr(found, "__mro__", ()))
+        if inspect.ismodule(found) and not hasattr(found, name):
+            found = import_module(f"{module}.{name}")
+        else:
+            found = getattr(found, name, *((None,) if any(name in one for one in fields) else ()))
+    return found
+
+
+def parameters_of(function: Any) -> str:
+    """Parameter names of a function of vLLM's, or of a Triton kernel, separated by spaces."""
+    function = getattr(function, "fn", getattr(function, "__func__", function))
+    return " ".join(inspect.signature(function).parameters)
+
+
+if __name__ == "__main__":
+    written = json.loads((RECORDS / f"{sys.argv[1]}.json").read_text())
+    sys.exit(next(differences(written, tuple(sys.argv[2:])), None))

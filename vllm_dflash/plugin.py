@@ -1,140 +1,84 @@
-"""Every attachment point in vLLM: where, why, and what would replace it.
+"""The entrance, and every hook of ours in vLLM, by name.
 
-`register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places
-hook 1. The others are placed only if `method: "dflash"` was selected and our code runs the drafter,
-so plain serving and other speculative methods run unmodified vLLM. (Hook 14 is placed only if the
-user names that executor.) `seams` lists what we rely on. Before a hook other than 1 is placed,
-`compatibility` checks that its target exists, by reading vLLM's sources. This module imports
-nothing heavy.
+`register` runs once in every vLLM process (entry point group `vllm.general_plugins`) and places the
+hook "entrance". All others are placed only if `method: "dflash"` was selected and our code runs the
+drafter, so plain serving and other speculative methods run unmodified vLLM. An engine that our code
+cannot run is left to vLLM's own DFlash (`config/left_to_vllm.py`), for example if `compatibility`
+finds that this vLLM lacks something. Nothing imports this module, and it imports nothing heavy.
 
-Engines that our code does not run are left to vLLM's own DFlash (`config/left_to_vllm.py`), for
-example if vLLM is too old or lacks something we rely on. Only hook 1 is placed there.
+Each hook: what it is. Why we need it. Replaced by: what would take its place in vLLM. Upstream:
+the issue, once one is filed; docs/engineering/upstream.md has the texts of those that are bugs.
 
-Wrapped vLLM functions (18, 20 and 23 wrap three more):
+In the front end:
 
- 1. `EngineArgs.create_speculative_config` (here). The one place where `LLM(...)` and `vllm serve`
-    pass the user's speculative config before any process starts, so a pair that does not fit can
-    be refused and defaults filled in. Replaced by: a registry of speculative methods in vLLM.
- 2. `MultiprocExecutor.take_draft_token_ids` (`v1/v1_scheduler.py`). Drafts come with the
-    step's output, so no separate call fetches them. Replaced by: drafts in `ModelRunnerOutput`.
+- entrance: `EngineArgs.create_speculative_config` is wrapped (here). Why: `LLM(...)` and `vllm
+  serve` pass the user's speculative config through it before any process starts, so that a pair
+  that does not fit can be refused. Replaced by: a registry of speculative methods. Upstream: none.
+- speculative config: our keys are removed, missing ones filled in, drafts said to be greedy, and
+  `disable_eagle_block_drop` set (`write_speculative_config`). On CUDA with a table of lengths. Why:
+  vLLM needs its keys, would keep the logits of drawn drafts, and captures graphs only for lengths
+  of its table. Replaced by: defaults of a method, and a list of lengths to capture; vLLM 0.33 keeps
+  the last block of a cached prefix. Upstream: none.
+- draft config: in vLLM's copy of the drafter's config, four fields are what V1 accepts, and
+  `trust_remote_code` is off while vLLM reads it (`config/draft_config.py`). Why: vLLM refuses
+  DFlash 2, LiLiCorr and several cache groups on V1. Replaced by: support for them, and a limit of
+  length of the draft model's own. Upstream: none.
+- options: `additional_config` carries the checked options to all workers, as one JSON string. Why:
+  it is part of the compile cache's key. Replaced by: options of a plugin. Upstream: none.
+- worker, scheduler: `worker_cls`, and `scheduler_cls` unless the user has set it. Why: a worker
+  installs our drafting code, a scheduler plans drafts. On a node without this package, importing
+  the worker fails with an error that names it. Replaced by: nothing; they are made for this.
+- draft model: `ModelRegistry.register_model` (`model/registration.py`), here and in workers. Why:
+  vLLM's own `DFlashDraftModel` has neither of our heads. Replaced by: nothing; it is made for this.
+- Ray executor: `distributed_executor_backend`, if it is "ray" on CUDA. Why: every node is checked
+  before a worker starts (`cluster/`). Replaced by: a hook in vLLM's executor. Upstream: none.
+- one cache group: `disable_hybrid_kv_cache_manager` on V1, unless layers other than attention need
+  several groups. Why: V1's drafters have one. Replaced by: drafters with several. Upstream: none.
+- request options: `InputProcessor.process_inputs` is wrapped (`engine/checked_requests.py`). Why: a
+  wrong `dflash` option of a request is refused. Replaced by: checks of a plugin's. Upstream: none.
+- figures: `StatLoggerManager.__init__` is wrapped (`engine/reporting/`), and figures travel as
+  `SchedulerStats.running_lora_adapters`, a declared field. Why: `vllm.stat_logger_plugins` would
+  load our logger for plain engines too. Replaced by: loggers named in an engine's config, and a
+  free field. Upstream: none.
+- streamed pieces: `DelegatingParser.parse_delta` is wrapped. Why: parsers of tool calls and of
+  reasoning get one token after another, as from plain decoding. Replaced by: parsers that take any
+  number of tokens. Upstream: streamed_pieces.py.
 
-vLLM settings that we fill in (`_select` here, `config/engine_settings.py`):
+In the engine's process:
 
- 3. `worker_cls`. Our worker installs our drafting code. On a node without this package, importing
-    the class fails with an error that names it.
- 4. `additional_config`. Carries the checked options to all workers as one JSON string, which is
-    part of the compile cache's key.
- 5. `scheduler_cls`, unless the user chose one. V1's takes the drafts that come with the output;
-    V2's plans each step's drafts.
- 6. `ModelRegistry.register_model`, here and in workers. Registers our draft model as
-    `DFlashDraftModel`. vLLM warns that this replaces its own.
- 7. `distributed_executor_backend`, if it is "ray" (on CUDA, unless vLLM 0.32's older Ray executor
-    is selected). A subclass of vLLM's executor checks every node before a worker starts
-    (`cluster/ray_executor.py`). Replaced by: a hook in vLLM's executor.
- 8. The speculative config. Our own keys are removed and missing ones filled in: method, number of
-    drafts, the drafter's ranks, greedy drafts (vLLM's drawn ones would keep their logits) and
-    `disable_eagle_block_drop`, which keeps the last block of a cached prefix (until vLLM 0.32 is
-    dropped; 0.33 keeps it). On CUDA also a table of draft lengths, which only makes vLLM capture
-    graphs for them: our schedulers overrule the length that vLLM looks up there by batch size (and
-    hook 22). Replaced by: a list of lengths to capture.
- 9. `disable_hybrid_kv_cache_manager` on V1, whose drafters have one cache group, even if the
-    target has sliding layers. Not set if it has layers other than attention, which need several.
+- drafts with output: `MultiprocExecutor.take_draft_token_ids` (`engine/v1/v1_scheduler.py`). Why:
+  no separate call fetches them. Replaced by: drafts in `ModelRunnerOutput`. Upstream: none.
+- Ray on CPUs: only with `CPURayExecutor`, three names of `ray_executor_v2`, `SpinCondition.wait`
+  and the rendezvous address (`cluster/`). Why: vLLM's executor asks for an accelerator. Replaced
+  by: a `ray_device_key` of its CPU platform. Upstream: none.
 
-Set by our worker (`engine/worker.py`) on its own model runner:
+In a worker (`engine/worker.py` and its subclasses, which also extend vLLM's methods):
 
-10. `drafter` (V1), `speculator` (V2). Subclasses of vLLM's replace what the runner has built.
-    Replaced by: `method: custom_class`, once it gets hidden states and a KV cache.
-11. `_input_fits_in_drafter` (V1). vLLM compares the longest request of the batch with the context
-    limit, and would leave holes in the drafter's cache of all others; our proposer limits each
-    request separately. Replaced by: a per-request limit in vLLM.
+- drafter: the runner's `drafter` (V1) or `speculator` (V2) is ours, a subclass of vLLM's. Why: it
+  is what we are for. Replaced by: `method: custom_class`, once it gets hidden states and a cache.
+- context limit: `_input_fits_in_drafter` (V1). Why: vLLM compares the longest request of a batch,
+  and would leave holes in all others' cache. Replaced by: a limit per request. Upstream: none.
+- unplanned windows: `aot_schedule` of FlashAttention's builder is off for layers with a window
+  (`engine/attention_groups.py`). Why: it would plan for a cache that keeps only the window, and
+  ours keeps all. Replaced by: a plan from the layer's cache. Upstream: none.
+- request texts: `token_ids_cpu` is read (V1), and `all_token_ids` lies in device memory (V2). V1's
+  scheduler gets the drafter's own number of drafts. Why: free drafts are copied from texts, and
+  may be longer than a block. Replaced by: separate limits for drafts and the block. Upstream: none.
+- fused taps: a forward hook on the target (`engine/v2/loaded_speculator.py`). Why: the target's
+  graphs then fuse them, without launches in each step. Replaced by: vLLM 0.33's drafter graph does
+  so, with a copy of the taps. Upstream: none.
+- drawn drafts: the runner's `sampler` and `rejection_sampler` on V2 (`engine/v2/drawing.py`). Why:
+  they draw what plain decoding would, with two launches for six, and texts do not depend on drafts.
+  Replaced by: a `rejection_sample_method` that does so. Upstream: none.
+- captured lengths: `build_dynamic_sd_schedule_lookup` while a runner plans its graphs, and
+  `spec_token_ids` of each request (V2). Why: all lengths have graphs even with few requests, and
+  each request has its own number of drafts. Replaced by: as for "speculative config".
+- draft trees: `prepare_attn`, `rejection_sampler` and `forward` of the target's attention, only if
+  requested (`engine/v2/trees/`). Why: nodes have the positions of their depths and see only their
+  ancestors. Replaced by: trees in Model Runner V2. Upstream: none.
 
-Our workers and schedulers are subclasses of vLLM's and do more than place hooks: a CPU worker
-samples and drafts in the call that runs the target, drafts and costs travel as attributes of
-`ModelRunnerOutput` (`engine/message.py`), vLLM's JIT monitor starts once costs are measured, new
-weights for a drafter are refused (`engine/worker.py`), and drafter layers with a window keep their
-whole context in the cache (`DraftAttentionCache` in `model/layers.py`).
-
-Adjusted vLLM objects:
-
-12. The drafter's config, as vLLM reads it (`config/draft_config.py` says why):
-    `trust_remote_code` is off while vLLM reads it, and in vLLM's copy `architectures`,
-    `dflash_config`, `layer_types` and `max_model_len` are set to what V1 accepts. Replaced by:
-    DFlash 2, LiLiCorr and drafters with several cache groups on V1, and a limit of the draft
-    model's own.
-13. `aot_schedule` of a FlashAttention metadata builder is off for layers with a window: it would
-    plan for the cache's window, and our cache keeps everything (`engine/attention_groups.py`).
-14. Only if the user names `CPURayExecutor`, because vLLM's Ray executor asks for an accelerator:
-    three names of `ray_executor_v2` while that executor is built, `SpinCondition.wait` of its
-    message queues, and a rendezvous address that names the node (`cluster/ray_executor.py`,
-    `cluster/ray_worker.py`). Replaced by: a `ray_device_key` of vLLM's CPU platform.
-
-Read from vLLM's runners, and copied for its scheduler, for free drafts:
-
-15. Request texts: `input_batch.token_ids_cpu` (V1; the sampled tokens are written there before the
-    runner writes the same ones) and `req_states.all_token_ids` (V2; replaced by a tensor in device
-    memory, as vLLM does for its ngram method). V1's scheduler gets a copy of the config in which
-    `num_speculative_tokens` is the drafter's, so that vLLM reserves room for each request's block
-    and not for its longest free draft. Replaced by: separate limits for drafts and for the block.
-
-The step on V2 (`engine/v2/speculator.py`):
-
-16. A forward hook on the target's module (`loaded_speculator.py`): its forward ends with fusing the
-    taps, so that its graphs do it, and not launches in each step. Replaced by: vLLM 0.33 fuses them
-    in the drafter's graph, which costs a copy of the taps.
-21. The runner's `sampler` and `rejection_sampler` are subclasses of vLLM's (`drawing.py`). They
-    draw what plain decoding would draw, and accept drafts that are drawn: two launches for six, and
-    texts that do not depend on drafts. Drafts are drawn with the same noise (`draft_noise.py`).
-    Replaced by: a `rejection_sample_method` of vLLM's that does so.
-
-Each request gets its own number of placeholders for drafts (`request.spec_token_ids`). The
-drafter's graphs are captured with a copy of the config that has no table of lengths (hook 8), and
-with larger sizes, and there are as many for steps without a block. Replaced by: the same decisions
-in vLLM, and separate capture sizes for the drafter.
-
-22. `build_dynamic_sd_schedule_lookup` of `cudagraph_utils`, while a runner plans its graphs: all
-    lengths of hook 8's table, even if the largest batch has fewer requests (`captured_lengths.py`).
-    A larger `max_num_seqs` would do as well, but takes rows and memory from prompts, and vLLM
-    refuses one beyond the blocks of a hybrid's cache. Replaced by: as hook 8.
-
-Draft trees on V2, only if requested (`engine/v2/trees/draft_trees.py`):
-
-17. In a runner, before graphs are captured: `prepare_attn` gives nodes the positions of their
-    depths after vLLM has given them consecutive slots; `rejection_sampler` also walks trees along
-    what is drawn; and `forward` of the target's attention layers applies the trees' masks
-    (`engine/v2/trees/tree_attention.py`). The speculator is built with a copy of the config in
-    which `num_speculative_tokens` is the drafter's, because a request's drafts have as many places
-    as a tree has nodes. Replaced by: tree attention and tree verification in Model Runner V2.
-
-Figures for `/metrics` (`engine/reporting/figures.py`, `engine/reporting/prometheus.py`):
-
-18. `StatLoggerManager.__init__` is wrapped in the front end, to add our stat logger before vLLM's
-    Prometheus logger; `vllm.stat_logger_plugins` would load ours for plain engines too. Our
-    schedulers' figures reach it as `SchedulerStats.running_lora_adapters`, a declared field, and
-    are removed from it before vLLM's logger reads that. Replaced by: stat loggers named in an
-    engine's config, and a free field.
-
-vLLM bugs fixed here, in workers and schedulers:
-
-19. `engine/vllm_fixes/` and `engine/v1/v1_fixes/`: one file per bug, which says when to delete
-    it (docs/engineering/upstream.md has an issue for each): `expanded_sampling.py`,
-    `seeded_chunks.py`, `sliding_sinks.py`, `collective_memory.py`, `gathered_ids.py`,
-    `stale_blocks.py`, `amx_permission.py`, `short_draft_states.py` and `aligned_states.py`
-    (CPU; the last two: hybrid targets), `undrafted_sampling.py`, `scored_tokens.py` and
-    `bonus_min_tokens.py` (V1: the runner's `rejection_sampler`), `thinking_budgets.py` (V1),
-    `scored_verification.py` and `repeated_uploads.py` (V2: bases of hook 21's),
-    `undrafted_graphs.py` (V2: the model state's `prepare_attn`), `short_rotary_tables.py`,
-    `stopped_sessions.py` (a base of our schedulers).
-
-Also in the front end:
-
-20. `InputProcessor.process_inputs` is wrapped: for engines that we run, a request that would crash
-    its worker, or whose `dflash` options in `extra_args` are wrong, is refused
-    (`engine/vllm_fixes/request_limits.py`). Replaced by: vLLM's own checks, and a list of checks
-    that plugins can add to.
-23. `DelegatingParser.parse_delta` is wrapped: of an output with several tokens, parsers of tool
-    calls and of reasoning get one token after another, as from plain decoding, and the client one
-    message (`engine/vllm_fixes/streamed_pieces.py`). Replaced by: parsers that take any number of
-    tokens.
+- fixes: a file of `engine/vllm_fixes/` or `engine/v1/v1_fixes/` each. Why: bugs that users meet
+  with drafts. Replaced by: what the file says. Upstream: under the file's name.
 """
 
 from __future__ import annotations
@@ -148,10 +92,10 @@ from typing import TYPE_CHECKING, Any
 from vllm_dflash import __version__
 from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
+    CHECK_REQUESTS,
     DRAFT_MODEL,
     PARSE_TOKEN_BY_TOKEN,
     RAY_EXECUTOR,
-    REFUSE_REQUESTS,
     SCHEDULER,
     SHOW_FIGURES,
     EngineOptions,
@@ -168,7 +112,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Place hook 1. Entry point; idempotent.
+    """Place the hook "entrance". Entry point; idempotent.
 
     Never raises: if the hook cannot be placed, engines run as if this package was not installed.
     """
@@ -212,9 +156,10 @@ def _wrap_front_end() -> None:
         from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import leave_to_vllm
+        from vllm_dflash.model.registration import restore_draft_model
 
         with _refusals_logged(ValueError, RuntimeError):
-            config, reasons = _why_left(
+            config, reasons = _config_and_reasons(
                 requested,
                 target_model_config,
                 *args,
@@ -233,7 +178,7 @@ def _wrap_front_end() -> None:
             restore_draft_model()
             return read(asked)
         with _refusals_logged(ValueError, RuntimeError):
-            settings = SpeculativeSettings.of(requested)
+            settings = SpeculativeSettings.from_config(requested)
             options = _select(self, settings, config, target_model_config, *args, **kwargs)
         write_speculative_config(asked, options)
         with _refusals_logged(DrafterError):
@@ -243,7 +188,7 @@ def _wrap_front_end() -> None:
     EngineArgs.create_speculative_config = create_speculative_config
 
 
-def _why_left(
+def _config_and_reasons(
     requested: dict[str, Any], target_model_config: ModelConfig, *args: Any, **kwargs: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """The drafter's `config.json`, and why vLLM's own DFlash runs this engine; no reasons if our
@@ -251,21 +196,22 @@ def _why_left(
     import vllm
     from vllm.logger import init_logger
 
-    from vllm_dflash.compatibility import untested
-    from vllm_dflash.config.left_to_vllm import config_of_drafter, why_left, why_unfit_here
+    from vllm_dflash.compatibility import untested, vllm_unsupported_reason
+    from vllm_dflash.config.engine_options import runner_here
+    from vllm_dflash.config.left_to_vllm import config_of_drafter, unsupported_reasons
 
     try:
-        unfit = why_unfit_here()
+        unsupported = vllm_unsupported_reason("front_end", "engine", "worker", runner_here())
     except (ImportError, AttributeError) as error:
-        unfit = f"vllm-dflash {__version__} does not know vLLM {vllm.__version__} ({error})"
-    if unfit:
+        unsupported = f"vllm-dflash {__version__} does not know vLLM {vllm.__version__} ({error})"
+    if unsupported:
         with suppress(Exception):  # vLLM reports what is wrong with the config
-            return config_of_drafter(requested), [unfit]
-        return {}, [unfit]
+            return config_of_drafter(requested), [unsupported]
+        return {}, [unsupported]
     if line := untested(vllm.__version__):
         init_logger("vllm.dflash").warning_once(line)
     config = config_of_drafter(requested)
-    return config, why_left(requested, config, target_model_config, *args, **kwargs)
+    return config, unsupported_reasons(requested, config, target_model_config, *args, **kwargs)
 
 
 @contextmanager
@@ -287,7 +233,7 @@ def _select(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> EngineOptions:
-    """Refuse impossible settings, resolve the rest, and place hooks 3 to 7, 9, 18, 20 and 23."""
+    """Refuse impossible settings, resolve the rest, and place the front end's other hooks."""
     from vllm.logger import init_logger
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -298,6 +244,7 @@ def _select(
         remarks,
     )
     from vllm_dflash.config.pair import resolve
+    from vllm_dflash.model.registration import register_draft_model
 
     parallel = target_parallel_config
     refuse(engine_args, parallel)
@@ -322,30 +269,6 @@ def _select(
     manager = engine_args.disable_hybrid_kv_cache_manager
     if options.runner == "v1" and manager is None and not target_model_config.is_hybrid:
         engine_args.disable_hybrid_kv_cache_manager = True
-    resolve_obj_by_qualname(SHOW_FIGURES)()  # hook 18
-    resolve_obj_by_qualname(REFUSE_REQUESTS)()  # hook 20
-    resolve_obj_by_qualname(PARSE_TOKEN_BY_TOKEN)()  # hook 23
+    for place in (SHOW_FIGURES, CHECK_REQUESTS, PARSE_TOKEN_BY_TOKEN):
+        resolve_obj_by_qualname(place)()
     return options
-
-
-def register_draft_model(kind: type | str = DRAFT_MODEL) -> None:
-    """Place hook 6, in the front end and in every worker."""
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    from vllm_dflash.checkpoint.spec import ARCHITECTURE
-
-    models = getattr(ModelRegistry, "models", {})
-    if ARCHITECTURE in models:
-        _vllms_own.setdefault(ARCHITECTURE, models[ARCHITECTURE])
-    ModelRegistry.register_model(ARCHITECTURE, kind)
-
-
-_vllms_own: dict[str, Any] = {}
-"""vLLM's entries of its registry that ours have replaced, by architecture."""
-
-
-def restore_draft_model() -> None:
-    """Take hook 6 back, for an engine that vLLM's own DFlash runs."""
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    getattr(ModelRegistry, "models", {}).update(_vllms_own)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from vllm import LLM, SamplingParams
-from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 
 from support.crossed_requests import REASONING, THINKS
@@ -22,7 +21,6 @@ from support.engines import (
     fix_costs,
     greedy,
     held_out_prompts,
-    scheduler_of,
     slow_on_v2,
     token_ids,
 )
@@ -202,34 +200,3 @@ def test_scored_tokens_are_plain_decodings(
             assert len(ours_) == len(plains) == TOKENS
             for got, expected in zip(ours_, plains, strict=True):
                 assert got == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("on_v2", "asked"),
-    [
-        (False, {"seed": 2**64}),
-        (True, {"allowed_token_ids": [*range(1025)]}),
-        (True, {"stop_token_ids": [*range(129)], "min_tokens": 1}),
-        (True, {"bad_words": [" ".join(map(str, range(n, n + 60))) for n in range(20)]}),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_would_end_the_engine_is_refused(
-    ours: tuple[LLM, Found], plain: tuple[list[list[int]], Found], on_v2: bool, asked: Any
-) -> None:
-    """All other requests are served. V1 accepts the last three."""
-    llm, _ = ours
-    if USES_V2 or not on_v2:
-        with pytest.raises(VLLMValidationError, match=next(iter(asked))):
-            llm.generate(PROMPTS[:1], ends_at(**asked), use_tqdm=False)
-    else:
-        llm.generate(PROMPTS[:1], ends_at(**asked), use_tqdm=False)
-    assert token_ids(llm, PROMPTS, ends_at()) == plain[0]
-    assert not scheduler_of(llm).requests
-
-
-def test_an_endless_answer_ends_at_the_limit(ours: tuple[LLM, Found]) -> None:
-    """V2 keeps `max_tokens` in 32 bits."""
-    prompt = {"prompt_token_ids": [300] * 505}
-    texts = token_ids(ours[0], [prompt], SamplingParams(temperature=0, max_tokens=2**40))
-    assert len(texts[0]) <= 512 - 505

@@ -12,6 +12,8 @@ measuring costs. FlashInfer is a package of empty names, and compiled kernels ar
 from __future__ import annotations
 
 import pytest
+import vllm
+from packaging.version import Version
 
 from support.selection_table import (
     ADAPTIVE,
@@ -19,11 +21,10 @@ from support.selection_table import (
     CAPABILITIES,
     FEW,
     REFUSED,
+    Cell,
     Row,
     cells,
-    markdown,
     rows,
-    split_page,
 )
 
 
@@ -37,18 +38,29 @@ def test_every_cell_starts(table: list[Row]) -> None:
     assert [row.cell for row in table] == [cell for c in CAPABILITIES for cell in cells(c)]
 
 
-def test_drafts_are_verified_adaptively_only_if_asked_for_and_where_vllm_allows_it(
-    table: list[Row],
-) -> None:
-    adaptive = {
-        (row.cell.capability, row.cell.target): row.mechanism
-        for row in table
-        if row.cell.is_adaptive
+def expected(cell: Cell) -> str:
+    """What docs/compatibility.md says of a cell ("Which GPU and backend")."""
+    is_old, is_ada = Version(vllm.__version__) < Version("0.33"), cell.capability[0] == "8"
+    if cell.is_adaptive:
+        is_allowed = cell.backend == "TRITON_ATTN" or cell.capability in ("9.0", "10.0")
+        return ADAPTIVE if is_allowed and cell.target != "hybrid" else REFUSED
+    if cell.level in ("-O0", "-O1", "eager"):
+        return ANY
+    if is_old and "FLASHINFER" in (cell.backend, cell.drafter_backend):
+        return ANY if is_ada or not cell.has_kernels else FEW
+    return FEW if cell.has_kernels or is_ada else ANY
+
+
+def test_the_page_says_what_is_decided(table: list[Row]) -> None:
+    assert [row for row in table if row.mechanism != expected(row.cell)] == []
+
+
+def test_the_backend_that_vllm_chooses(table: list[Row]) -> None:
+    default = [row for row in table if row.cell == Cell(row.cell.capability)]
+    assert {row.cell.capability: row.selected for row in default} == {
+        **dict.fromkeys(CAPABILITIES, "FLASH_ATTN"),
+        "10.0": "FLASHINFER",
     }
-    allowed = {cell for cell, mechanism in adaptive.items() if mechanism == ADAPTIVE}
-    assert set(adaptive.values()) == {ADAPTIVE, REFUSED}
-    assert {("9.0", "full"), ("10.0", "full")} <= allowed
-    assert {row.mechanism for row in table if not row.cell.is_adaptive} == {FEW, ANY}
 
 
 def test_lengths_to_choose_have_graphs(table: list[Row]) -> None:
@@ -61,8 +73,3 @@ def test_lengths_to_choose_have_graphs(table: list[Row]) -> None:
 def test_the_drafter_captures_one_width(table: list[Row]) -> None:
     widths = {tuple(row.draft_widths) for row in table}
     assert widths == {(), (8,)}
-
-
-def test_the_page_says_what_is_decided(table: list[Row]) -> None:
-    _, written, _ = split_page()
-    assert written == markdown(table), "run `make selection`"

@@ -27,7 +27,8 @@ from support.interpreter import triton_attention
 from support.schedules import GRAPHS, ON_GPU, SIZES
 from support.step_counts import launches_counted, lines_counted
 from vllm_dflash.engine.worker import DraftingWorker
-from vllm_dflash.plugin import register, restore_draft_model
+from vllm_dflash.model.registration import restore_draft_model
+from vllm_dflash.plugin import register
 
 pytestmark = pytest.mark.v2
 PROMPTS = [text[:80] for text in held_out_prompts(6)]

@@ -87,7 +87,7 @@ def take_vllm_out(
         tree_nodes=tree_nodes,
         most_active=None,
     )
-    monkeypatch.setattr(EngineOptions, "of", lambda _: options)
+    monkeypatch.setattr(EngineOptions, "from_config", lambda _: options)
     monkeypatch.setattr(v2_scheduler, "drafted_length", lambda _: max_len)
     if plans_every_step:
         monkeypatch.setattr(Cadence, "is_due", lambda *_: True)

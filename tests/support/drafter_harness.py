@@ -107,7 +107,7 @@ class Harness:
         unlike = np.arange(1000, 1000 + max_requests * max_model_len, dtype=np.int32)
         self.texts = unlike.reshape(max_requests, max_model_len)
         """Tokens by request and position: no two are alike, unless a test says so."""
-        self.width = EngineOptions.of(self.config).draft_width
+        self.width = EngineOptions.from_config(self.config).draft_width
         self.max_tokens = 10_000
         self.blocks_each = max_model_len // CACHE_BLOCK + 1
         num_blocks = 1 + max_requests * self.blocks_each

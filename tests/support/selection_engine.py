@@ -197,7 +197,7 @@ def build_target(config: VllmConfig, kind: str) -> None:
 
 def build_drafter(*, vllm_config: VllmConfig, model_config: Any) -> Any:
     """Build the attention layers of the drafter as `BlockAttention` does, and nothing else."""
-    spec = EngineOptions.of(vllm_config).drafter
+    spec = EngineOptions.from_config(vllm_config).drafter
     first = vllm_config.model_config.get_total_num_hidden_layers()
     with set_current_vllm_config(vllm_config):
         for number, window in enumerate(spec.windows):

@@ -1,15 +1,11 @@
-"""Which draft lengths a step can have on which GPU, as vLLM's own code decides it.
-
-`make selection` writes the table into docs/compatibility.md.
-"""
+"""Which draft lengths a step can have on which GPU, as vLLM's own code decides it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from support import ROOT
 from support.faked_cuda import lines_on_cuda
 
 CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "12.0")
@@ -21,9 +17,6 @@ FEW = "few lengths"
 ANY = "any length"
 ADAPTIVE = "vLLM's adaptive verification"
 REFUSED = "refused"
-
-PAGE = ROOT / "docs" / "compatibility.md"
-MARK = "<!-- {} of what `make selection` writes with vLLM {} -->\n"
 
 
 @dataclass(frozen=True)
@@ -99,77 +92,3 @@ def rows() -> list[Row]:
 
 def to_line(row: Row) -> str:
     return json.dumps(asdict(row))
-
-
-def markdown(table: Sequence[Row]) -> str:
-    """Return the text between the two marks of the page."""
-    return "".join(f"{line}\n" for line in (*_by_backend(table), "", *_by_setting(table)))
-
-
-def _by_backend(table: Sequence[Row]) -> Iterator[str]:
-    by_cell = {row.cell: row for row in table}
-    yield f"| capability | layers | {' | '.join(BACKENDS)} |"
-    yield "|---" * (2 + len(BACKENDS)) + "|"
-    for capability in CAPABILITIES:
-        targets: dict[tuple[str, ...], list[str]] = {}
-        for target in TARGETS:
-            *named, chosen = (by_cell[Cell(capability, b, target)] for b in BACKENDS)
-            words = (*(row.mechanism for row in named), f"{chosen.selected}: {chosen.mechanism}")
-            targets.setdefault(words, []).append(target)
-        for words, names in targets.items():
-            yield f"| {capability} | {', '.join(names)} | {' | '.join(words)} |"
-
-
-def _by_setting(table: Sequence[Row]) -> Iterator[str]:
-    mechanisms = {row.cell: row.mechanism for row in table}
-    yield f"| setting | layers | {' | '.join(CAPABILITIES)} |"
-    yield "|---" * (2 + len(CAPABILITIES)) + "|"
-    for settings in zip(*(others(capability) for capability in CAPABILITIES), strict=True):
-        targets: dict[tuple[str, ...], list[str]] = {}
-        for target in TARGETS:
-            words = tuple(mechanisms[replace(cell, target=target)] for cell in settings)
-            targets.setdefault(words, []).append(target)
-        for words, names in targets.items():
-            yield f"| {_name(settings[0])} | {', '.join(names)} | {' | '.join(words)} |"
-
-
-def _name(cell: Cell) -> str:
-    parts = [f"`{cell.level}`" if cell.level.startswith("-") else "`--enforce-eager`"]
-    if cell.level == Cell.level:
-        parts = []
-    if not cell.is_async:
-        parts.insert(0, "`--no-async-scheduling`")
-    if cell.is_adaptive:
-        parts.append("`enable_adaptive_verification: true`")
-    if cell.backend != "auto":
-        parts.append(cell.backend)
-    if not cell.has_kernels:
-        parts.append("without its precompiled kernels")
-    if cell.drafter_backend != "auto":
-        parts.append(f"with a drafter on {cell.drafter_backend}")
-    return " ".join(parts)
-
-
-def version() -> str:
-    """Return the minor version of the vLLM that is imported, such as 0.33."""
-    import vllm  # not before a child has faked its platform
-
-    return ".".join(vllm.__version__.split(".")[:2])
-
-
-def split_page() -> tuple[str, str, str]:
-    """Return the page before, between and after the two marks for this vLLM."""
-    begin, end = (MARK.format(word, version()) for word in ("begin", "end"))
-    before, _, rest = PAGE.read_text().partition(begin)
-    between, found, behind = rest.partition(end)
-    assert found, f"{PAGE} has lost its marks for vLLM {version()}"
-    return before + begin, between, end + behind
-
-
-def main() -> None:
-    before, _, behind = split_page()
-    PAGE.write_text(before + markdown(rows()) + behind)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Find what runs an engine: ours, vLLM's own DFlash, or neither; and whether vLLM alone starts it.
+"""Find what runs an engine: ours, vLLM's own DFlash as without us, or neither.
 
 Only configs are made: no engine is started. In its own process, cells on a faked CUDA device:
 
@@ -7,6 +7,7 @@ python -m support.who_runs CELLS
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -18,9 +19,11 @@ from typing import Any
 
 OURS, VLLMS = "ours", "vLLM's"
 Settings = dict[str, Any]
-Cell = tuple[str, Settings, Settings]
-"""Expected runner of an engine; settings of the speculative config, and of the engine. Among these,
-names in capitals are variables of the environment."""
+Cell = tuple[str, str, Settings, Settings]
+"""Expected runner of an engine; words of the line that says why it is vLLM's; settings of the
+speculative config, and of the engine. Among these, names in capitals are variables of the
+environment."""
+OWN_KEYS: Settings = {"draft_length": "fixed", "free_drafts": "off"}
 
 
 def engine(pair: Any, speculative: Settings, settings: Settings) -> Any:
@@ -52,8 +55,32 @@ def surroundings(settings: Settings) -> Iterator[None]:
             now.update(then)
 
 
-def starts_alone(pair: Any, speculative: Settings, settings: Settings) -> bool:
-    """Return whether vLLM makes the config without our hook, as with `VLLM_PLUGINS=""`."""
+def outcome(pair: Any, speculative: Settings, settings: Settings) -> dict[str, Any]:
+    """Return the result of an engine's start, as far as a plugin could change it."""
+    with surroundings(settings):
+        try:
+            config = engine(pair, speculative, settings).create_engine_config()
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    speculation, draft = config.speculative_config, config.speculative_config.draft_model_config
+    left_out = ("target_model_config", "draft_model_config")
+    return {
+        "worker": config.parallel_config.worker_cls,
+        "scheduler": config.scheduler_config.scheduler_cls,
+        "one cache group": config.scheduler_config.disable_hybrid_kv_cache_manager,
+        "additional": config.additional_config,
+        "speculative": {
+            field.name: str(getattr(speculation, field.name))
+            for field in dataclasses.fields(speculation)
+            if field.name not in left_out and not field.name.endswith("parallel_config")
+        },
+        "draft": str(draft.hf_config.to_dict()),
+        "architectures": draft.architectures,
+    }
+
+
+def outcome_alone(pair: Any, speculative: Settings, settings: Settings) -> dict[str, Any]:
+    """Return the outcome without our hook, as with `VLLM_PLUGINS=""`."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.plugins import load_general_plugins
 
@@ -61,42 +88,43 @@ def starts_alone(pair: Any, speculative: Settings, settings: Settings) -> bool:
     hook = EngineArgs.create_speculative_config
     EngineArgs.create_speculative_config = hook.__wrapped__
     try:
-        with surroundings(settings):
-            engine(pair, speculative, settings).create_engine_config()
-    except Exception:
-        return False
+        return outcome(pair, speculative, settings)
     finally:
         EngineArgs.create_speculative_config = hook
-    return True
 
 
-def who_runs(pair: Any, speculative: Settings, settings: Settings) -> str:
-    """Return OURS, VLLMS, or why neither does. One line of the log announces vLLM's own."""
+def who_runs(
+    pair: Any, speculative: Settings, settings: Settings, alone: dict[str, Any]
+) -> tuple[str, str]:
+    """Return OURS, VLLMS if it starts as `alone`, or what happens instead; and the log's line."""
     from support.log_lines import log_lines
     from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY
 
-    with log_lines() as lines, surroundings(settings):
-        try:
-            config = engine(pair, speculative, settings).create_engine_config()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+    with log_lines() as lines:
+        found = outcome(pair, speculative, settings)
     left = [line for line in lines if "vllm-dflash stays out: " in line]
-    is_ours = ADDITIONAL_CONFIG_KEY in config.additional_config
-    if len(left) != (not is_ours):
-        return f"said {left}"
-    return OURS if is_ours else VLLMS
+    if found == alone and len(left) == 1:
+        return VLLMS, left[0]
+    is_ours = ADDITIONAL_CONFIG_KEY in found.get("additional", ())
+    return (OURS, "") if is_ours and not left else (f"{found}, said {left}", "")
 
 
 def ends(pair: Any, cell: Cell) -> dict[str, Any]:
-    """Return the outcome of a cell: alone, with us, and with us if our own keys are set as well and
-    the number of drafts, which vLLM asks for, is not."""
-    _, speculative, settings = cell
-    own = {"num_speculative_tokens": None, "draft_length": "fixed", "free_drafts": "off"}
-    return {
-        "alone": starts_alone(pair, speculative, settings),
-        "with us": who_runs(pair, speculative, settings),
-        "with keys of ours": who_runs(pair, own | speculative, settings),
-    }
+    """Return who runs a cell, and who does if our own keys are set as well and the number of
+    drafts, which vLLM asks for, is not; and what is said of it, as far as it is expected."""
+    _, words, speculative, settings = cell
+    alone = outcome_alone(pair, speculative, settings)
+    if "error" in alone:
+        return {"alone": alone}
+    own = {"num_speculative_tokens": None, **OWN_KEYS, **speculative}
+    plain, line = who_runs(pair, speculative, settings, alone)
+    with_own, _ = who_runs(pair, own, settings, alone)
+    return {"plain": plain, "with own": with_own, "said": words if words in line else line}
+
+
+def as_expected(cell: Cell) -> dict[str, Any]:
+    """Return what `ends` should."""
+    return {"plain": cell[0], "with own": cell[0], "said": cell[1]}
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def check_serve_arguments(words: list[str]) -> None:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     known, unknown = parser.parse_known_args(words)
     assert unknown == []
-    SpeculativeSettings.of(known.speculative_config)
+    SpeculativeSettings.from_config(known.speculative_config)
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:

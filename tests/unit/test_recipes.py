@@ -46,7 +46,7 @@ def test_a_recipe_has_the_common_form(page: Path) -> None:
     command = shlex.split(text.split("```")[1].replace("\\\n", " "))
     assert command[:2] == ["vllm", "serve"]
     config = json.loads(command[command.index("--speculative-config") + 1])
-    drafter = SpeculativeSettings.of(config).model
+    drafter = SpeculativeSettings.from_config(config).model
     named = [cells[1].strip("`") for cells in rows(text, "Drafters")]
     assert drafter in named
     assert f"vllm-dflash inspect {drafter} --target {command[2]}" in text

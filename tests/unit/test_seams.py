@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import pkgutil
@@ -11,18 +10,19 @@ from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vllm
 from packaging.version import Version
 
 import vllm_dflash
-from support import ROOT, vllm_source
-from support.vllm_source import RECORDS, all_seams, examine, imported
-from vllm_dflash import seams
+from support import seam_record
+from support.seam_record import RECORDS, entries, examine, imported
+from support.seam_table import SEAMS, paths_of
+from support.vllm_sources import Sources
+from vllm_dflash.compatibility import SUPPORTED_VLLM
 from vllm_dflash.engine.v2.exchange import ReportedOutput
-from vllm_dflash.seams import SEAMS, SUPPORTED_VLLM, Seam
-from vllm_dflash.vllm_sources import Sources
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}
 INSTALLED = Version(vllm.__version__).public
@@ -43,52 +43,26 @@ def test_what_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("version", sorted(RECORDED))
-def test_seams_of_each_version(version: str) -> None:
+def test_seams_and_imports_of_each_version(version: str) -> None:
     """If this fails after a change of ours: `make seams VLLM=... ARGS=--record`, for each one."""
-    seams = {seam.path: seam for seam in all_seams(version)}
-    found = RECORDED[version]["seams"]
-    assert seams.keys() == found.keys()
-    wrong = [
-        f"{path}({found[path]['parameters']})"
-        for path, seam in seams.items()
-        if not seam.accepts(found[path]["parameters"])
-    ]
-    assert wrong == []
+    record = RECORDED[version]
+    assert {part: sorted(record["seams"][part]) for part in SEAMS} == {
+        part: paths_of(part) for part in SEAMS
+    }
+    for part, needed in imported().items():
+        missing = [sorted(one) for one in needed if one.isdisjoint(record["names"][part])]
+        assert missing == [], part
 
 
 @pytest.mark.parametrize("version", sorted(RECORDED))
 def test_outputs_have_all_that_each_version_asks_of_them(version: str) -> None:
-    entry = RECORDED[version]["seams"]["vllm.v1.outputs:AsyncModelRunnerOutput"]
+    entry = entries(RECORDED[version])["vllm.v1.outputs:AsyncModelRunnerOutput"]
     assert "get_output" in entry["abstract"]
     assert {*entry["abstract"]} <= vars(ReportedOutput).keys()
 
 
-@pytest.mark.parametrize("version", sorted(RECORDED))
-def test_imports_from_each_version(version: str) -> None:
-    found = set(RECORDED[version]["names"])
-    assert [sorted(one) for one in imported() if one.isdisjoint(found)] == []
-
-
-def test_seams_are_made_in_one_place() -> None:
-    """Each of them is then checked against every release."""
-    made = [
-        file.name
-        for file in sorted((ROOT / "vllm_dflash").rglob("*.py"))
-        if any(
-            isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Seam")
-            for node in ast.walk(ast.parse(file.read_text()))
-        )
-    ]
-    assert made == ["seams.py"]
-    tuples = {name: one for name, one in vars(seams).items() if isinstance(one, tuple)}
-    listed = {name for name in tuples if any(tuples[name] is one for one in SEAMS)}
-    # SEAMS itself, and the part that two others share.
-    assert tuples.keys() - listed == {"SEAMS", "BOTH_WORKERS"}
-    assert {*seams.BOTH_WORKERS} <= {*seams.V1_WORKER} & {*seams.V2_WORKER}
-
-
-def overridden() -> Iterator[tuple[str, set[str]]]:
-    """Methods of vLLM that a class of ours replaces: our name, and the names in vLLM."""
+def overrides() -> Iterator[tuple[Any, set[str]]]:
+    """Methods of ours that replace one of vLLM's, and its names there."""
     for module in pkgutil.walk_packages(vllm_dflash.__path__, "vllm_dflash."):
         if module.name.endswith("__main__"):
             continue
@@ -102,34 +76,52 @@ def overridden() -> Iterator[tuple[str, set[str]]]:
                 is_replaced = any(name in vars(base) for base in having)
                 is_made = name == "__init__" and any(map(is_dataclass, having))
                 if is_method and is_replaced and not is_made:
-                    yield f"{one.__qualname__}.{name}", {f"{b.__name__}.{name}" for b in having}
+                    yield value, {f"{b.__name__}.{name}" for b in having}
 
 
 def test_every_method_of_vllms_that_ours_replace_is_a_seam() -> None:
-    held = {seam.path.partition(":")[2] for seam in all_seams("0.32.0") + all_seams("0.33.0")}
-    found = dict(overridden())
+    held = {path.partition(":")[2] for part in SEAMS for path in paths_of(part)}
+    found = {method.__qualname__: names for method, names in overrides()}
     assert "V1Scheduler.update_from_output" in found
     assert [ours for ours, vllms in found.items() if held.isdisjoint(vllms)] == []
 
 
+@pytest.mark.parametrize("version", sorted(RECORDED))
+def test_methods_of_ours_take_what_each_version_gives(version: str) -> None:
+    """Unless they take anything."""
+    taken = {
+        (path.partition(":")[2], entry["parameters"])
+        for path, entry in entries(RECORDED[version]).items()
+    }
+    different, count = [], 0
+    for method, names in overrides():
+        ours = inspect.signature(method).parameters
+        kinds = {one.kind for one in ours.values()}
+        is_open = kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+        if is_open or method.__name__ in ("__init__", "forward"):
+            continue
+        count += 1
+        if taken.isdisjoint((name, " ".join(ours)) for name in names):
+            different.append(method.__qualname__)
+    assert different == []
+    assert count > 40
+
+
 @pytest.mark.skipif(INSTALLED not in RECORDED, reason="this vLLM is not recorded")
 def test_the_installed_vllm_is_as_recorded(installed: Sources) -> None:
-    record, missing = examine(installed, INSTALLED)
+    record, missing = examine(installed)
     assert missing == []
-    expected = RECORDED[INSTALLED]
-    assert [
-        path for path in record["seams"] if record["seams"][path] != expected["seams"][path]
-    ] == []
-    assert record == expected
+    assert record == RECORDED[INSTALLED]
 
 
 def test_what_breaks_is_named(installed: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    renamed = Seam("vllm.v1.core.sched.scheduler:Scheduler.update_from_outputs", "self")
+    renamed = "vllm.v1.core.sched.scheduler:Scheduler.update_from_outputs"
     gone = frozenset({"vllm.envs:VLLM_NOT_ANY_MORE"})
-    monkeypatch.setattr(vllm_source, "all_seams", lambda _: [renamed])
-    monkeypatch.setattr(vllm_source, "imported", lambda: {gone})
-    _, missing = examine(installed, INSTALLED)
+    monkeypatch.setattr(seam_record, "SEAMS", {"engine": ""})
+    monkeypatch.setattr(seam_record, "paths_of", lambda _: [renamed])
+    monkeypatch.setattr(seam_record, "imported", lambda: {"engine": {gone}})
+    _, missing = examine(installed)
     assert missing == [
         "missing    vllm.envs:VLLM_NOT_ANY_MORE",
-        f"missing    {renamed.path} (Scheduler has no update_from_outputs)",
+        f"missing    {renamed} (Scheduler has no update_from_outputs)",
     ]

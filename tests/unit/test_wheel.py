@@ -20,6 +20,7 @@ from vllm_dflash.tools.demo_files import PARTS
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 TOOLS = "vllm_dflash/tools"
 DATA = {"vllm_dflash/py.typed", f"{TOOLS}/prompts.jsonl", f"{TOOLS}/questions.jsonl"}
+DATA |= {f"vllm_dflash/seams/{version}.json" for version in ("0.32.0", "0.33.0")}
 PAIR = "vllm_dflash/demo_pair/"
 
 

@@ -28,7 +28,6 @@ from vllm_dflash.cluster.nodes import check_nodes
 from vllm_dflash.cluster.placement import WorkerBundle, reserve_cpus, worker_bundles
 from vllm_dflash.cluster.ray_worker import CPURayWorkerProc, leave, nap_while_waiting
 from vllm_dflash.compatibility import check_vllm
-from vllm_dflash.seams import RAY_CPU, RAY_EXECUTOR
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -52,7 +51,7 @@ class DFlashRayExecutor(RayExecutorV2):
     """
 
     def _init_executor(self) -> None:
-        check_vllm(RAY_EXECUTOR)
+        check_vllm("ray")
         configs = [self.parallel_config]
         if (speculative := self.vllm_config.speculative_config) is not None:  # has two copies
             configs += [speculative.target_parallel_config, speculative.draft_parallel_config]
@@ -88,7 +87,9 @@ class CPURayExecutor(RayExecutorV2):
                 " VLLM_RAY_BUNDLE_INDICES, or start the engine in a placement group that has only"
                 " the bundles it should use."
             )
-        check_vllm(RAY_CPU)  # here, because engines without DFlash may use this executor, too
+        check_vllm(
+            "ray", "ray_cpu"
+        )  # here, because engines without DFlash may use this executor, too
         try:
             placed = self._place_workers()
             bundles = self.parallel_config.placement_group.bundle_specs
@@ -171,7 +172,7 @@ class CPURayExecutor(RayExecutorV2):
 def _vllm_names_replaced(placed: list[WorkerBundle]) -> Iterator[None]:
     """Replace three names in vLLM's executor module while our CPU executor starts its workers.
 
-    Part of hook 14, in the engine's process. `RayWorkerProc`, `initialize_ray_cluster` and
+    Part of "Ray on CPUs", in the engine's process. `RayWorkerProc`, `initialize_ray_cluster` and
     `get_bundles_sorted_by_node` ask the platform for its accelerator, and a CPU has none. Only
     `_init_executor` uses them in their module. By then Ray is connected and each worker has its
     bundle, so `initialize_ray_cluster` has nothing left to do. No setting achieves this: with

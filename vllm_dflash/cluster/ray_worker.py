@@ -95,7 +95,7 @@ def nap_while_waiting(queue: MessageQueue | None) -> None:
     processes, but Linux divides time by session first (autogroups), and Ray's workers are in
     another session than the engine, so the spinning engine would take half a core from them.
 
-    Part of hook 14: replaces `SpinCondition.wait` on the instance. Readers of other kinds stay.
+    Part of "Ray on CPUs": replaces `SpinCondition.wait` on the instance. Other readers stay.
     """
     if queue is None or not queue._is_local_reader:
         return

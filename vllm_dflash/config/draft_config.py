@@ -61,7 +61,7 @@ def read_by_vllm(
     try:
         speculative_config = read(engine_args)
     except Exception as error:  # vLLM and transformers raise many types for a bad config
-        fault = config_fault(drafter, config, asked, read)
+        fault = config_error(drafter, config, asked, read)
         if fault is None:
             raise
         raise fault from error
@@ -111,7 +111,7 @@ def drafted_length(draft: ModelConfig) -> int:
     return draft.hf_config.dflash_config[OWN_LENGTH]
 
 
-def config_fault(
+def config_error(
     drafter: DrafterSpec, config: dict[str, Any], engine_args: EngineArgs, read: Read
 ) -> DrafterError | None:
     """Error to raise instead of vLLM's, if the drafter's config has caused it.
@@ -151,9 +151,9 @@ def config_fault(
     ]
     for trial, what in [*trials, (config, "config.json")]:  # last: an invalid combination
         if failed := failure(trial):
-            why = cut_off(one_line(failed).removeprefix("Value error, ")) or "no reason given"
+            reason = cut_off(one_line(failed).removeprefix("Value error, ")) or "no reason given"
             return DrafterError(
-                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {why}"
+                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {reason}"
                 f" ({type(failed).__name__})"
             )
     return None

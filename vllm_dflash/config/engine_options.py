@@ -30,7 +30,7 @@ GPU_WORKER = "vllm_dflash.engine.v2.v2_workers.V2GPUWorker"
 SCHEDULER = "vllm_dflash.engine.choose_scheduler.build_scheduler"
 DRAFT_MODEL = "vllm_dflash.model.draft_model:DFlashDraftModel"
 SHOW_FIGURES = "vllm_dflash.engine.reporting.prometheus.show_figures"
-REFUSE_REQUESTS = "vllm_dflash.engine.vllm_fixes.request_limits.refuse_fatal_requests"
+CHECK_REQUESTS = "vllm_dflash.engine.checked_requests.check_requests"
 PARSE_TOKEN_BY_TOKEN = "vllm_dflash.engine.vllm_fixes.streamed_pieces.parse_token_by_token"
 CPU_RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.CPURayExecutor"
 RAY_EXECUTOR = "vllm_dflash.cluster.ray_executor.DFlashRayExecutor"
@@ -91,7 +91,7 @@ class EngineOptions:
         return self.most_free > 0
 
     @classmethod
-    def of(cls, vllm_config: VllmConfig) -> EngineOptions:
+    def from_config(cls, vllm_config: VllmConfig) -> EngineOptions:
         """Options of an engine that was started.
 
         Raises:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
@@ -88,7 +88,7 @@ def _write_step_size(
     engine_args._set_default_max_num_seqs_and_batched_tokens_args(starter, target, parallel)
 
 
-def longest_that_fits(
+def longest_draft(
     width: int,
     engine_args: EngineArgs,
     target: ModelConfig,
@@ -96,62 +96,58 @@ def longest_that_fits(
     *,
     is_asked: bool,
 ) -> int:
-    """Return how long drafts of up to `width` tokens may be.
+    """Return how long drafts of up to `width` tokens may be. Call `choose_step_size` first.
 
     A block and a token before it fit the longest request. Unless the user asks for a number, a step
-    also has rows for blocks of as many requests as it admits. `SHORT_ENOUGH` drafts always fit.
+    also has rows for blocks of as many requests as it admits, which vLLM always wants with LoRA.
+
+    Raises:
+        ValueError: with LoRA, a step has no rows for drafts.
     """
     from vllm.logger import init_logger
 
     length = target.max_model_len
-    longest, why = max(length - 2, 1), f"max_model_len is {length}"
-    if not is_asked and width > SHORT_ENOUGH:
-        step = copy.copy(engine_args)
-        _write_step_size(step, target, parallel)
-        rows, most = step.max_num_batched_tokens, step.max_num_seqs
-        assert rows is not None
-        assert most is not None
-        if (in_step := max(rows // most - 1, SHORT_ENOUGH)) < longest:
-            longest = in_step
-            why = (
-                f"a step has {rows} rows (max_num_batched_tokens) for {most} requests"
-                " (max_num_seqs). num_speculative_tokens in the speculative config sets another"
-                " number"
-            )
+    longest, reason = max(length - 2, 1), f"max_model_len is {length}"
+    limits = [(longest, reason)]
+    if engine_args.enable_lora:
+        limits.append(_limit_with_lora(min(width, longest), engine_args))
+    elif not is_asked and width > SHORT_ENOUGH:
+        limits.append(_limit_of_step(engine_args, target, parallel))
+    longest, reason = min(limits)
     if longest < width:
         init_logger("vllm.dflash").warning_once(
-            "drafts have up to %d tokens, not %d: %s.", longest, width, why
+            "drafts have up to %d tokens, not %d: %s.", longest, width, reason
         )
     return min(width, longest)
 
 
-def longest_beside_lora(width: int, engine_args: EngineArgs) -> int:
-    """Return how long drafts of up to `width` tokens may be with LoRA, for which vLLM wants rows
-    for the drafts of as many requests as it admits. Call `choose_step_size` first.
+def _limit_of_step(
+    engine_args: EngineArgs, target: ModelConfig, parallel: ParallelConfig
+) -> tuple[int, str]:
+    step = copy.copy(engine_args)
+    _write_step_size(step, target, parallel)
+    rows, most = step.max_num_batched_tokens, step.max_num_seqs
+    assert rows is not None
+    assert most is not None
+    return max(rows // most - 1, SHORT_ENOUGH), (
+        f"a step has {rows} rows (max_num_batched_tokens) for {most} requests (max_num_seqs)."
+        " num_speculative_tokens in the speculative config sets another number"
+    )
 
-    Raises:
-        ValueError: it has none.
-    """
-    from vllm.logger import init_logger
 
+def _limit_with_lora(width: int, engine_args: EngineArgs) -> tuple[int, str]:
     rows, most = engine_args.max_num_batched_tokens, engine_args.max_num_seqs
     assert rows is not None
     assert most is not None
-    longest = rows // most - 1
-    if longest >= width:
-        return width
-    needs = (
-        f"with LoRA, vLLM needs 1 + K rows in a step for each of {most} requests (max_num_seqs), K"
-        f" being the longest draft, and has {rows} (max_num_batched_tokens)"
-    )
     fewer = f" or --max-num-seqs {rows // (1 + width)}" if rows > width else ""
-    remedy = f"--max-num-batched-tokens {most * (1 + width)}{fewer} has room for {width}"
-    if longest < 1:
-        raise ValueError(f"{needs}: {remedy}.")
-    init_logger("vllm.dflash").warning_once(
-        "%s, so drafts have up to %d tokens: %s.", needs, longest, remedy
+    reason = (
+        f"with LoRA, vLLM needs 1 + K rows in a step for each of {most} requests (max_num_seqs), K"
+        f" being the longest draft, and has {rows} (max_num_batched_tokens):"
+        f" --max-num-batched-tokens {most * (1 + width)}{fewer} has room for {width}"
     )
-    return longest
+    if rows // most < 2:
+        raise ValueError(f"{reason}.")
+    return rows // most - 1, reason
 
 
 def make_room_for_prompts(engine_args: EngineArgs, target: ModelConfig, longest: int) -> None:
@@ -190,8 +186,8 @@ def remarks(engine_args: EngineArgs, target: ModelConfig, options: EngineOptions
         )
     if uses_rust_front_end():
         yield (
-            "VLLM_USE_RUST_FRONTEND is set: vllm:dflash_* metrics are missing there, and requests"
-            " that crash vLLM are not refused (docs/compatibility.md)."
+            "VLLM_USE_RUST_FRONTEND is set: vllm:dflash_* metrics are missing there, and a wrong"
+            " 'dflash' option of a request is not refused (docs/compatibility.md)."
         )
     if envs.VLLM_USE_V2_MODEL_RUNNER is None and worker_here() == CPU_WORKER_V2:
         yield (
@@ -231,9 +227,9 @@ def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) ->
     from vllm.logger import init_logger
 
     config = written_settings(engine_args)
-    for key, why in IGNORED.items():
+    for key, reason in IGNORED.items():
         if config.pop(key, None):
-            init_logger("vllm.dflash").warning("%s is ignored: %s.", key, why)
+            init_logger("vllm.dflash").warning("%s is ignored: %s.", key, reason)
     if options.captures_lengths:
         config["num_speculative_tokens_per_batch_size"] = length_table(
             options.draft_width, options.tree_nodes
@@ -253,18 +249,11 @@ def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) ->
     # vLLM itself also checks that the drafter divides by this number.
     config["draft_tensor_parallel_size"] = options.drafter_ranks
     if config.get("draft_sample_method") == "probabilistic":
-        why = "" if options.draws_drafts else "Model Runner V1 cannot draw drafts"
-        if options.tree_nodes:
-            why = "draft trees have the likeliest tokens"
-        if config.get("rejection_sample_method", "standard") != "standard":
-            why = "drafts are drawn only with the rejection_sample_method 'standard'"
-        if getattr(engine_args, "enable_batch_sharded_sampling", None):
-            why = "drafts are not drawn where ranks share the sampling of a batch"
-        if why:
+        if drawing := _drawing_unsupported_reason(config, engine_args, options):
             init_logger("vllm.dflash").warning(
                 "draft_sample_method 'probabilistic' is ignored: %s. Drafts are the most likely"
                 " tokens, which is lossless at any temperature.",
-                why,
+                drawing,
             )
         # vLLM would keep the logits of all drafts; ours are drawn without.
         config["draft_sample_method"] = "greedy"
@@ -273,3 +262,16 @@ def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) ->
     # Not needed with vLLM 0.33, which never drops it for DFlash.
     config.setdefault("disable_eagle_block_drop", True)
     engine_args.speculative_config = config
+
+
+def _drawing_unsupported_reason(
+    config: Mapping[str, Any], engine_args: EngineArgs, options: EngineOptions
+) -> str | None:
+    """Why drafts are not drawn, although the user asks for it; None if they are."""
+    if getattr(engine_args, "enable_batch_sharded_sampling", None):
+        return "drafts are not drawn where ranks share the sampling of a batch"
+    if config.get("rejection_sample_method", "standard") != "standard":
+        return "drafts are drawn only with the rejection_sample_method 'standard'"
+    if options.tree_nodes:
+        return "draft trees have the likeliest tokens"
+    return None if options.draws_drafts else "Model Runner V1 cannot draw drafts"

@@ -7,7 +7,6 @@ and what would change that. What vLLM's own DFlash cannot run either is refused 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import config_field, load_config
@@ -17,10 +16,9 @@ from vllm_dflash.checkpoint.spec import (
     DrafterError,
 )
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
-from vllm_dflash.compatibility import why_unfit
+from vllm_dflash.compatibility import vllm_unsupported_reason
 from vllm_dflash.config.engine_options import runner_here, uses_our_ray_executor, worker_here
 from vllm_dflash.config.speculative_settings import written_settings
-from vllm_dflash.seams import ENGINE, FRONT_END, LILICORR, RAY_EXECUTOR, V1_WORKER, V2_WORKER
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
@@ -82,20 +80,7 @@ def _pulled(model: str) -> str:
     return kept.dir
 
 
-def why_unfit_here() -> str | None:
-    """Why we can run no engine with the installed vLLM, or None. Also checks what workers and
-    schedulers need, although they start later."""
-    is_v1, root = runner_here() == "v1", Path(__file__).parents[1]
-    rooms = (root / name for name in ("config", "engine", "model"))
-    files = (file for room in rooms for file in room.rglob("*.py"))
-    other = root / "engine" / ("v2" if is_v1 else "v1")
-    return why_unfit(
-        FRONT_END + ENGINE + (V1_WORKER if is_v1 else V2_WORKER),
-        (file for file in files if not file.is_relative_to(other)),
-    )
-
-
-def why_left(
+def unsupported_reasons(
     requested: Mapping[str, Any],
     config: Mapping[str, Any],
     target: ModelConfig,
@@ -136,8 +121,8 @@ def _drafter_reasons(requested: Mapping[str, Any], config: Mapping[str, Any]) ->
         yield f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs{hint}"
         return
     written = config.get("architectures") or ()
-    if ARCHITECTURE_LILICORR in written and (why := why_unfit(LILICORR)):
-        yield why
+    if ARCHITECTURE_LILICORR in written and (reason := vllm_unsupported_reason("lilicorr")):
+        yield reason
     if config_field(config, "use_aux_hidden_state") is False:
         yield (
             f"drafter {model!r} has use_aux_hidden_state false: it reads the target's last hidden"
@@ -160,11 +145,8 @@ def _platform_reasons(parallel: ParallelConfig) -> Iterator[str]:
                 "on CUDA it runs on Model Runner V2, and this engine gets V1 (leave out "
                 f"{'--enable-dbo' if splits else 'VLLM_USE_V2_MODEL_RUNNER=0, and install Triton'})"
             )
-        cluster = Path(__file__).parents[1] / "cluster"
-        if uses_our_ray_executor(parallel) and (
-            why := why_unfit(RAY_EXECUTOR, cluster.glob("*.py"))
-        ):
-            yield why
+        if uses_our_ray_executor(parallel) and (reason := vllm_unsupported_reason("ray")):
+            yield reason
     if parallel.worker_cls not in ("auto", worker_here()):
         yield f"worker_cls is {parallel.worker_cls!r}, but it needs its own (leave worker_cls out)"
 
@@ -198,10 +180,10 @@ def _engine_reasons(
             "rejection_sample_method is 'fly', which accepts drafts that the target would not have"
             " written (leave rejection_sample_method out)"
         )
-    yield from target_reasons(target)
+    yield from target_unsupported_reasons(target)
 
 
-def target_reasons(target: ModelConfig) -> Iterator[str]:
+def target_unsupported_reasons(target: ModelConfig) -> Iterator[str]:
     """Reasons why vLLM's own DFlash runs engines with this target on this platform."""
     from vllm.platforms import current_platform
 
@@ -225,7 +207,7 @@ def is_other_hybrid(target: ModelConfig) -> bool:
 
 
 def leave_to_vllm(engine_args: EngineArgs, config: Mapping[str, Any], reasons: list[str]) -> None:
-    """Remove our own options, fill in what vLLM needs, and log the `reasons` (`why_left`).
+    """Remove our own options, fill in what vLLM needs, and log the `reasons` why.
 
     `config`: the drafter's `config.json`.
     """

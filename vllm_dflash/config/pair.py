@@ -12,7 +12,7 @@ from vllm_dflash.checkpoint.read import config_field, parse_overridden
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, Runner, runner_here
-from vllm_dflash.config.engine_settings import longest_beside_lora, longest_that_fits
+from vllm_dflash.config.engine_settings import longest_draft
 from vllm_dflash.config.left_to_vllm import is_other_hybrid
 from vllm_dflash.config.speculative_settings import AUTO_NODES, SpeculativeSettings
 from vllm_dflash.config.target_class import provides_hidden_states
@@ -59,9 +59,7 @@ def resolve(
         and asked is None
     )
     width, most_free = settings.draft_tokens(drafter), 0
-    width = longest_that_fits(width, engine_args, target, parallel, is_asked=asked is not None)
-    if engine_args.enable_lora:
-        width = longest_beside_lora(width, engine_args)
+    width = longest_draft(width, engine_args, target, parallel, is_asked=asked is not None)
     if is_planned and settings.free_drafts != "off":
         most_free = max(width, MOST_FREE_DRAFTS) if is_free_to_choose else width
     nodes = tree_nodes(settings, drafter, target, engine_args, runner)
@@ -154,8 +152,8 @@ def check_weights(drafter: DrafterSpec, folder: Path) -> None:
     try:
         headers = read_folder(folder)
     except HeadersError as error:
-        why = str(error).removesuffix(".")
-        raise DrafterError(f"drafter {drafter.model!r}: {why}.") from None
+        reason = str(error).removesuffix(".")
+        raise DrafterError(f"drafter {drafter.model!r}: {reason}.") from None
     check_tensors(drafter, headers.tensors)
     if (file := folder / MASK_EMBEDDING_FILE).is_file():
         parse_mask_embedding(drafter, file.read_bytes())

@@ -52,8 +52,8 @@ def request_options(extra_args: Mapping[str, Any]) -> RequestOptions:
             raise ValueError(f"unknown option {shown(key)}{hint} Known: {known}.")
     try:
         return checked(RequestOptions, written, said="not {}")
-    except ValueError as why:
-        raise ValueError(f"{why}.") from None
+    except ValueError as error:
+        raise ValueError(f"{error}.") from None
 
 
 def most_drafts(extra_args: Mapping[str, Any]) -> int | None:

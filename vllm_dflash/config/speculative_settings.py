@@ -28,7 +28,7 @@ IGNORED = {
 """vLLM options that have no effect here, and why: if set, they are removed with a warning."""
 
 
-def _of_vllm(description: str, **bounds: Any) -> Any:
+def _vllm_field(description: str, **bounds: Any) -> Any:
     """A field of vLLM's, which accepts "7" for 7."""
     return described(None, description, strict=False, **bounds)
 
@@ -44,7 +44,7 @@ class SpeculativeSettings(BaseModel):
 
     model: str = described(..., "the folder or the repository of a drafter")
     revision: str | None = described(None, "a revision of the drafter's repository")
-    num_speculative_tokens: int | None = _of_vllm("a positive integer", ge=1)
+    num_speculative_tokens: int | None = _vllm_field("a positive integer", ge=1)
     draft_length: Literal["adaptive", "fixed"] = described(
         "adaptive",
         "'adaptive' (the length of every draft is planned, down to none if drafting does not"
@@ -74,8 +74,8 @@ class SpeculativeSettings(BaseModel):
         "true (stop where this package cannot run the engine) or false (then vLLM's own DFlash"
         " runs it)",
     )
-    draft_tensor_parallel_size: int | None = _of_vllm("a positive integer", ge=1)
-    enable_adaptive_verification: bool | None = _of_vllm("true or false")
+    draft_tensor_parallel_size: int | None = _vllm_field("a positive integer", ge=1)
+    enable_adaptive_verification: bool | None = _vllm_field("true or false")
     draft_sample_method: Literal["greedy", "probabilistic"] | None = described(
         None, "'probabilistic' (the default on Model Runner V2) or 'greedy'"
     )
@@ -83,7 +83,7 @@ class SpeculativeSettings(BaseModel):
     """vLLM's settings for loading the drafter, as it checks them itself."""
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
+    def from_config(cls, written: Mapping[str, Any]) -> SpeculativeSettings:
         """Check the user's speculative config.
 
         Raises:
@@ -111,8 +111,8 @@ class SpeculativeSettings(BaseModel):
         remedy = undrafted if written.get("num_speculative_tokens") == 0 else ""
         try:
             return checked(cls, written, said="not {}")
-        except ValueError as why:
-            raise ValueError(f"{why}.{remedy}") from None
+        except ValueError as error:
+            raise ValueError(f"{error}.{remedy}") from None
 
     def draft_tokens(self, drafter: DrafterSpec) -> int:
         """K: the number that the user asks for, at most what the drafter was trained for."""

@@ -1,4 +1,4 @@
-"""Features of a target's class, found without importing it.
+"""Whether a target's class provides hidden states, found without importing it.
 
 Importing some classes initialises CUDA, because flash-linear-attention asks for the device's name.
 vLLM then spawns its engine instead of forking it, and a script with `LLM(...)` but without
@@ -8,10 +8,10 @@ and caches the result, but does not ask about hidden states. So we read the sour
 
 from __future__ import annotations
 
+import ast
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from vllm_dflash.vllm_sources import Sources
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -22,12 +22,36 @@ def provides_hidden_states(target: ModelConfig) -> bool:
 
     Only vLLM's own classes are read from source; others may be built in any way.
     """
-    import vllm
     from vllm.model_executor.models.interfaces import SupportsEagle3, supports_eagle3
 
     found = target.registry.models.get(target.architecture)
     if (loaded := getattr(found, "model_cls", None)) is not None:
         return supports_eagle3(loaded)
     module = getattr(found, "module_name", "")
-    sources, base = Sources(Path(vllm.__file__).parents[1]), SupportsEagle3.__name__
-    return not module.startswith("vllm.") or sources.inherits(f"{module}:{found.class_name}", base)
+    if not module.startswith("vllm."):
+        return True
+    return _inherits(module, found.class_name, SupportsEagle3.__name__)
+
+
+def _inherits(module: str, name: str, wanted: str) -> bool:
+    """Whether a class of vLLM's has a direct or indirect base of this name."""
+    import vllm
+
+    if name == wanted:
+        return True
+    file = Path(vllm.__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    if not file.exists():  # a package, or not vLLM's
+        file = file.with_suffix("") / "__init__.py"
+    if not file.exists():
+        return False
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            bases = (ast.unparse(base).split("[")[0] for base in node.bases)
+            return any(_inherits(module, base, wanted) for base in bases)
+        if isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                if name == (one.asname or one.name):
+                    origin = resolve_name("." * node.level + (node.module or ""), package)
+                    return _inherits(origin, one.name, wanted)
+    return False

@@ -23,7 +23,7 @@ def build_scheduler(**arguments: Any) -> Scheduler:
     config = arguments["vllm_config"]
     if remark := batch_too_small_warning(config):
         logger().log(*remark)
-    if EngineOptions.of(config).runner == "v1":
+    if EngineOptions.from_config(config).runner == "v1":
         from vllm_dflash.engine.v1.v1_scheduler import V1Scheduler
 
         return V1Scheduler(**arguments)

@@ -14,7 +14,6 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_dflash.engine.scheduler_output import fresh_cache_blocks
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
-from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.gathered_ids import fix_gathered_ids
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import fix_sliding_sinks
 from vllm_dflash.engine.vllm_fixes.stale_blocks import clear_blocks
@@ -22,13 +21,12 @@ from vllm_dflash.engine.worker import DraftingWorker, Output
 
 
 class DraftingCPUWorker(DraftingWorker, CPUWorker):
-    """Base of our CPU workers: fixes bugs in vLLM's CPU code (hook 19)."""
+    """Base of our CPU workers: fixes bugs in vLLM's CPU code (hook "fixes")."""
 
     def init_device(self) -> None:
         """Build the model runner, with fixes for vLLM's CPU code before and after."""
         ask_for_amx()
         super().init_device()
-        unlink_collective_memory()
         fix_gathered_ids()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

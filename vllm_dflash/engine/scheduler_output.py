@@ -52,7 +52,7 @@ def room_for_blocks(config: VllmConfig) -> VllmConfig:
     may be longer than a block, but the ones that a step verifies are among its tokens anyway.
     Returns `config` itself if no draft is longer than a block.
     """
-    width = EngineOptions.of(config).draft_width
+    width = EngineOptions.from_config(config).draft_width
     narrow, speculative = copy(config), copy(config.speculative_config)
     assert speculative is not None
     if speculative.num_speculative_tokens == width:
@@ -69,7 +69,7 @@ def batch_too_small_warning(config: VllmConfig) -> tuple[int, str] | None:
     vLLM 0.32 reserves K rows of a step for each request's block. 0.33 reserves none; it admits only
     as many requests as have room for a block, and logs that.
     """
-    width, schedule = EngineOptions.of(config).draft_width, config.scheduler_config
+    width, schedule = EngineOptions.from_config(config).draft_width, config.scheduler_config
     assert config.speculative_config is not None
     if not config.speculative_config.max_num_new_slots_for_drafting:
         return None

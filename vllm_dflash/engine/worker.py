@@ -1,7 +1,7 @@
 """Base of our workers, which connect vLLM to our drafting code in each worker process.
 
 `v1/` and `v2/` have a worker for each model runner and platform; `cpu_worker.py` has what the CPU
-workers share. Hook numbers are those of `plugin.py`.
+workers share. Names of hooks are those of `plugin.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from vllm_dflash.engine.reporting.log import (
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.warm import WarmState
 from vllm_dflash.model.draft_model import DFlashDraftModel
+from vllm_dflash.model.registration import register_draft_model
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.plugin import register_draft_model
 
 Output: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput
 """Output of a step: on V1 with its tokens, on V2 possibly before they have been computed."""
@@ -60,7 +60,7 @@ class DraftingWorker(Worker):
     """Starts vLLM's JIT monitor after warm-up; does nothing on CPUs."""
 
     def attach(self) -> Drafter:
-        """Install our drafting code in the model runner (hook 10)."""
+        """Install our drafting code in the model runner (hook "drafter")."""
         raise NotImplementedError
 
     def measure(self) -> StepCosts:
@@ -79,8 +79,8 @@ class DraftingWorker(Worker):
 
     def init_device(self) -> None:
         """Build the model runner, and replace vLLM's drafting code with ours."""
-        register_draft_model()  # hook 6
-        options = EngineOptions.of(self.vllm_config)
+        register_draft_model()
+        options = EngineOptions.from_config(self.vllm_config)
         super().init_device()
         self.drafter = self.attach()
         if self.rank == 0:
@@ -94,7 +94,7 @@ class DraftingWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up, then measure the step costs that the planner starts from."""
         times = super().compile_or_warm_up_model()
-        if EngineOptions.of(self.vllm_config).is_planned:
+        if EngineOptions.from_config(self.vllm_config).is_planned:
             self._plan_lengths()
         self.start_counting()
         self.drafter.warm.seal()
@@ -119,7 +119,7 @@ class DraftingWorker(Worker):
         self.drafter.statistics.clear()
         if self.rank != 0:
             return
-        drafter = EngineOptions.of(self.vllm_config).drafter
+        drafter = EngineOptions.from_config(self.vllm_config).drafter
         statistics, target = self.drafter.statistics, self.model_config.model
         self._ticking = (DraftWatch(statistics, target=target, drafter=drafter).tick,)
 
@@ -170,7 +170,7 @@ class DraftingWorker(Worker):
         Each rank returns its own. Read rank 0's: on V1 it decides for all ranks, from its own
         times. On V2 the scheduler decides; its times and probes arrive every 32 steps.
         """
-        kind, options = type(self.drafter), EngineOptions.of(self.vllm_config)
+        kind, options = type(self.drafter), EngineOptions.from_config(self.vllm_config)
         return {
             "proposer": f"{kind.__module__}.{kind.__qualname__}",
             "rank": self.rank,

@@ -70,7 +70,7 @@ class DFlashDraftModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        options = EngineOptions.of(vllm_config)
+        options = EngineOptions.from_config(vllm_config)
         self.spec = options.drafter
         quantisation = get_draft_quant_config(vllm_config)
         if quantisation is not None:

@@ -60,7 +60,7 @@ class BlockAttention(nn.Module):
         prefix: str,
     ) -> None:
         super().__init__()
-        options = EngineOptions.of(vllm_config)
+        options = EngineOptions.from_config(vllm_config)
         spec, ranks = options.drafter, options.drafter_ranks
         self.window, self.causal = spec.layer_window(number), spec.causal[number]
         self.head_dim = spec.head_dim
@@ -137,7 +137,7 @@ class DrafterLayer(nn.Module):
         prefix: str,
     ) -> None:
         super().__init__()
-        options = EngineOptions.of(vllm_config)
+        options = EngineOptions.from_config(vllm_config)
         spec = options.drafter
         self.self_attn = BlockAttention(
             vllm_config, number, quantisation, prefix=f"{prefix}.self_attn"
@@ -202,7 +202,7 @@ class DraftBlock(nn.Module):
         self, *, vllm_config: VllmConfig, quantisation: QuantizationConfig | None, prefix: str
     ) -> None:
         super().__init__()
-        spec = EngineOptions.of(vllm_config).drafter
+        spec = EngineOptions.from_config(vllm_config).drafter
         # vLLM keys attention layers by name, so ours are numbered after the target's. Layers that
         # may be quantised are named as in the checkpoint, because its config lists exceptions.
         first = vllm_config.model_config.get_total_num_hidden_layers()

@@ -17,7 +17,7 @@ from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
 from support.log_lines import log_lines
 from support.pairs import Pair
-from vllm_dflash import compatibility, plugin, seams
+from vllm_dflash import compatibility, plugin
 from vllm_dflash.cluster import ray_executor, ray_worker
 from vllm_dflash.cluster.nodes import NodeError
 from vllm_dflash.cluster.placement import BINDING
@@ -29,7 +29,6 @@ from vllm_dflash.cluster.ray_worker import (
     nap_while_waiting,
 )
 from vllm_dflash.config import engine_options
-from vllm_dflash.vllm_sources import MissingError, Sources
 
 PLACES = [(0, "aa", "10.0.0.1"), (1, "bb", "10.0.0.2")]
 
@@ -150,41 +149,35 @@ def test_vllms_older_executor_stays_where_it_was_chosen(
     assert Executor.get_class(config) is older.RayDistributedExecutor
 
 
-@pytest.mark.parametrize("lacks", ["vllm.v1.executor.ray_executor_v2:", "_build_runtime_env"])
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Another vLLM, whose Ray executor has changed; what is missing there."""
+    gone = "vllm.v1.executor.ray_executor_v2:RayExecutorV2.gone"
+    found = {"ray": f"it has no {gone}"}
+    monkeypatch.setattr("vllm.__version__", "0.34.0")
+    monkeypatch.setattr(compatibility, "first_difference", lambda _, parts: found.get(parts[0]))
+    return gone
+
+
 def test_a_vllm_with_another_ray_executor_keeps_it(
-    on_cuda: Callable[..., VllmConfig],
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    lacks: str,
+    on_cuda: Callable[..., VllmConfig], pair: Pair, renamed: str
 ) -> None:
     """Without Ray, the engine is ours all the same."""
-    find = Sources.find
-
-    def found(sources: Sources, path: str) -> Any:
-        if lacks in path:
-            raise MissingError("it is gone")
-        return find(sources, path)
-
-    monkeypatch.setattr(Sources, "find", found)
-    compare = compatibility.first_difference.__wrapped__
-    monkeypatch.setattr(compatibility, "first_difference", compare)
     with log_lines() as lines:
         config = on_cuda(dflash(pair))
     assert config.parallel_config.distributed_executor_backend == "ray"
     assert not config.parallel_config.worker_cls.startswith("vllm_dflash")
-    assert len([line for line in lines if "stays out" in line and "ray_executor_v2" in line]) == 1
-    with pytest.raises(ValueError, match=r"cannot run .*ray_executor_v2"):
+    assert len([line for line in lines if "stays out" in line and renamed in line]) == 1
+    with pytest.raises(ValueError, match=f"cannot run .*{renamed}"):
         on_cuda(dflash(pair) | {"require": True})
     config = pair.start(dflash(pair))
     assert config.parallel_config.worker_cls == engine_options.GPU_WORKER
 
 
-def test_a_renamed_function_stops_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renamed_function_stops_ours_only(renamed: str) -> None:
     """An engine without DFlash registers the plugin as well, and still starts."""
-    gone = seams.Seam("vllm.v1.executor.ray_executor_v2:RayExecutorV2.gone", None)
-    monkeypatch.setattr(ray_executor, "RAY_EXECUTOR", (gone,))
     plugin.register()
-    with pytest.raises(seams.UnsupportedVllmError, match="RayExecutorV2 has no gone"):
+    with pytest.raises(compatibility.UnsupportedVllmError, match=renamed):
         object.__new__(DFlashRayExecutor)._init_executor()
 
 
@@ -219,7 +212,7 @@ def test_vllms_names_are_ours_only_while_workers_start(
             raise error
 
     monkeypatch.setattr(RayExecutorV2, "_init_executor", init_executor)
-    monkeypatch.setattr(ray_executor, "check_vllm", lambda _: None)  # read elsewhere
+    monkeypatch.setattr(ray_executor, "check_vllm", lambda *_: None)
     serve = [{"CPU": 1.0}, {"CPU": 8.0}, {"GPU": 1.0}, {"CPU": 6.5}]
     places = [(1, "aa", "10.0.0.1"), (3, "bb", "10.0.0.2")]
     monkeypatch.setattr(CPURayExecutor, "_place_workers", lambda _: places)

@@ -14,7 +14,7 @@ from support.configs_by_hand import GPT_OSS, Fields
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.draft_config import (
-    config_fault,
+    config_error,
     describe_to_vllm,
     drafted_length,
     read_by_vllm,
@@ -135,7 +135,7 @@ def test_the_field_to_blame_is_found_by_trial() -> None:
     config = {**GPT_OSS, "odd": [1], "n_predict": 0}
     reader = Reader(lambda fields: "no divisor" if fields.get("n_predict") == 0 else None)
     args = arguments()
-    fault = config_fault(DRAFTER, config, args, reader)
+    fault = config_error(DRAFTER, config, args, reader)
     assert isinstance(fault, DrafterError)
     assert str(fault) == (
         "drafter 'it': bad config: vLLM cannot read n_predict of config.json, which is 0:"
@@ -156,7 +156,7 @@ def test_fields_that_do_not_go_together() -> None:
             "1 validation error\nValue error, both" if {"a", "b"} <= fields.keys() else None
         )
     )
-    fault = config_fault(DRAFTER, config, arguments(), reader)
+    fault = config_error(DRAFTER, config, arguments(), reader)
     assert str(fault) == (
         "drafter 'it': bad config: vLLM cannot read config.json: both (IndexError)"
     )

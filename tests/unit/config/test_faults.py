@@ -83,22 +83,15 @@ def test_integers_from_a_hub_are_refused_while_loading(
 
 # Field, value, what the message must hold.
 HUGE: list[tuple[str, Any, str]] = [
-    ("block_size", 10**9, "block_size must be an integer from 2 to 1024"),
     ("hidden_size", 2**63, "hidden_size must be an integer"),
     ("hidden_size", 10**9, "hidden states of size 1000000000"),
-    ("num_hidden_layers", 10**6, "num_hidden_layers must be an integer from 1 to 1024"),
     ("num_hidden_layers", 1024, "layers.1000."),
     ("num_attention_heads", 10**9, "q_proj"),
     ("num_key_value_heads", 10**9, "num_key_value_heads"),
     ("head_dim", 10**9, "q_proj"),
     ("intermediate_size", 2**31, "mlp"),
-    ("vocab_size", 2**40, "vocab_size must be an integer"),
     ("vocab_size", 10**9, "vocab_size is 1000000000 in the drafter"),
     ("draft_vocab_size", 10**9, "d2t [1000000000]"),
-    ("target_hidden_size", 10**12, "target_hidden_size must be an integer"),
-    ("num_target_layers", 10**12, "num_target_layers must be an integer"),
-    ("max_position_embeddings", 10**12, "max_position_embeddings must be an integer"),
-    ("rms_norm_eps", 10**30, "rms_norm_eps must be a positive number"),
     ("rope_parameters", {"rope_type": "yarn", "factor": 1e12}, "factor of rope_parameters"),
     ("rope_parameters", {"rope_type": "linear", "factor": 1e8}, "factor of rope_parameters"),
     ("rope_parameters", {"rope_type": "yarn", "factor": 1e-9}, "factor of rope_parameters"),

@@ -37,7 +37,7 @@ def kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_it_is_pulled_and_its_weights_are_left_to_the_loader(pair: Pair, kept: Path) -> None:
     config = pair.start({"model": URL})
     draft = config.speculative_config.draft_model_config
-    assert EngineOptions.of(config).drafter == pair.spec.model_copy(update={"model": URL})
+    assert EngineOptions.from_config(config).drafter == pair.spec.model_copy(update={"model": URL})
     assert (draft.model_weights, Path(draft.model).parent.parent) == (URL, kept)
     there = {file.name for file in Path(draft.model).iterdir()}
     assert there == {"config.json", "mask_embedding.pt"}

@@ -71,7 +71,7 @@ def resolved(
 ) -> EngineOptions:
     """Resolve settings of our own, for a drafter with these changes of its config, a target, ranks,
     and the engine's settings that are asked for."""
-    settings = SpeculativeSettings.of({"model": str(drafter), **(own or {})})
+    settings = SpeculativeSettings.from_config({"model": str(drafter), **(own or {})})
     written = drafter_config(**(config or {}))
     return resolve(settings, written, to or target(), engine(**asked), ranks or parallel())
 
@@ -281,7 +281,7 @@ def test_a_huge_block_is_bounded_by_what_fits(
         max_num_seqs=64,
         _set_default_max_num_seqs_and_batched_tokens_args=fill_in,
     )
-    settings = SpeculativeSettings.of(
+    settings = SpeculativeSettings.from_config(
         {"method": "dflash", "model": str(tmp_path / "drafter"), "num_speculative_tokens": asked}
     )
     written = json.loads((tmp_path / "drafter/config.json").read_text())

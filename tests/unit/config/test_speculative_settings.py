@@ -41,8 +41,8 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         "use_heterogeneous_vocab": False,
         "rejection_sample_method": "block",
     }
-    settings = SpeculativeSettings.of({**LEAST, **own, **vllms, "quantization": None})
-    assert settings.model_dump() == {**SpeculativeSettings.of(LEAST).model_dump(), **own}
+    settings = SpeculativeSettings.from_config({**LEAST, **own, **vllms, "quantization": None})
+    assert settings.model_dump() == {**SpeculativeSettings.from_config(LEAST).model_dump(), **own}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
 )
 def test_what_is_refused(written: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        SpeculativeSettings.of({**LEAST, **written})
+        SpeculativeSettings.from_config({**LEAST, **written})
 
 
 @pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])
@@ -159,7 +159,7 @@ def test_a_vllm_without_these_flags() -> None:
 
 def test_off_without_quotes_in_yaml() -> None:
     """vLLM reads `--config` as YAML 1.1, where it is false."""
-    settings = SpeculativeSettings.of({**LEAST, "free_drafts": False, "draft_tree": False})
+    settings = SpeculativeSettings.from_config({**LEAST, "free_drafts": False, "draft_tree": False})
     assert (settings.free_drafts, settings.draft_tree) == ("off", "off")
     with pytest.raises(ValueError, match="free_drafts must be"):
-        SpeculativeSettings.of({**LEAST, "free_drafts": True})
+        SpeculativeSettings.from_config({**LEAST, "free_drafts": True})

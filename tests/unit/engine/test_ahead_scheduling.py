@@ -129,7 +129,7 @@ def test_as_many_requests_are_let_in_as_have_room_for_blocks(
 ) -> None:
     """Blocks have 8 rows and trees 32; there are up to 1024 requests, in steps of 8192 rows."""
     take_vllm_out(monkeypatch, tree_nodes=31)
-    monkeypatch.setattr(EngineOptions.of(Scheduler.vllm_config), "most_active", asked)
+    monkeypatch.setattr(EngineOptions.from_config(Scheduler.vllm_config), "most_active", asked)
     monkeypatch.setattr(Scheduler, "max_num_active_reqs", of_vllm)
     Scheduler.vllm_config.scheduler_config.max_num_seqs = 1024
     assert V2AsyncScheduler().max_num_active_reqs == active

@@ -40,7 +40,7 @@ def bare_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         self.vllm_config, self.max_num_running_reqs, self.requests = vllm_config, 4, {}
         self.num_spec_tokens = vllm_config.speculative_config.num_speculative_tokens
 
-    monkeypatch.setattr(EngineOptions, "of", lambda _: SimpleNamespace(draft_width=7))
+    monkeypatch.setattr(EngineOptions, "from_config", lambda _: SimpleNamespace(draft_width=7))
     monkeypatch.setattr(Scheduler, "__init__", start)
 
 

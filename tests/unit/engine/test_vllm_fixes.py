@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -25,11 +24,9 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_dflash.engine.v1.v1_fixes import aligned_states
 from vllm_dflash.engine.v1.v1_fixes.bonus_min_tokens import bonus_rows_by_drafts
-from vllm_dflash.engine.v1.v1_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import sync_batch, update_think_state
-from vllm_dflash.engine.vllm_fixes import collective_memory, gathered_ids
+from vllm_dflash.engine.vllm_fixes import gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
-from vllm_dflash.engine.vllm_fixes.collective_memory import unlink_collective_memory
 from vllm_dflash.engine.vllm_fixes.repeated_uploads import NUM_OF_VLLM
 from vllm_dflash.engine.vllm_fixes.short_rotary_tables import cover_positions
 from vllm_dflash.engine.vllm_fixes.sliding_sinks import fix_sliding_sinks
@@ -46,19 +43,6 @@ def test_permission_for_amx_is_asked_where_there_is_amx(
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
     ask_for_amx()
     assert asked == [True] * has_it
-
-
-def test_rows_whose_token_is_thrown_away_have_no_generator_while_it_is_sampled() -> None:
-    """Three rows have seeds, and one of them is in its prompt. An earlier batch's row follows."""
-    generators = {row: torch.Generator() for row in (0, 1, 3)}
-    before = dict(generators)
-    discarded = SimpleNamespace(np=torch.tensor([False, True, True, False, True]).numpy())
-    batch = SimpleNamespace(generators=generators, num_reqs=4)
-    runner: Any = SimpleNamespace(input_batch=batch, discard_request_mask=discarded)
-    with seeds_kept(runner):
-        assert runner.input_batch.generators == {0: before[0], 3: before[3]}
-    assert runner.input_batch.generators is generators
-    assert generators == before
 
 
 def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,22 +84,6 @@ def test_states_at_the_ends_of_blocks_go_to_those_blocks(monkeypatch: pytest.Mon
     )
     assert copies == [(2, 1, 2, 22), (1, 1, 3, 23), (1, 1, 0, 24)]
     assert accepted.tolist() == [2, 4, 4, 1, 1]
-
-
-def test_a_rank_takes_its_own_name_off_the_shared_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("ours_0", "ours_1", "others_1"):
-        (tmp_path / name).touch()
-    collectives = SimpleNamespace(group_name="ours", communicator=SimpleNamespace(rank=1))
-    group = SimpleNamespace(device_communicator=SimpleNamespace(dist_module=collectives))
-    monkeypatch.setattr(collective_memory, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(collective_memory, "get_tp_group", lambda: group)
-    unlink_collective_memory()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["others_1", "ours_0"]
-    alone = SimpleNamespace(device_communicator=None)
-    monkeypatch.setattr(collective_memory, "get_tp_group", lambda: alone)
-    unlink_collective_memory()
 
 
 def test_integers_are_gathered_as_floating_point_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

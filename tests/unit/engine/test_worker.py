@@ -128,7 +128,7 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
         sampler=SimpleNamespace(logits_processors=()),
     )
     options = SimpleNamespace(is_planned=is_planned, drafter=SimpleNamespace(model="D"))
-    monkeypatch.setattr(EngineOptions, "of", lambda _: options)
+    monkeypatch.setattr(EngineOptions, "from_config", lambda _: options)
     output = SimpleNamespace(model_runner_output=SimpleNamespace())
     monkeypatch.setattr(Worker, "sample_tokens", lambda *_: output)
 

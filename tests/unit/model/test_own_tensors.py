@@ -92,7 +92,8 @@ def test_files_are_those_of_the_revision_that_was_asked_for(
     pair = make_pair(tmp_path, mask_embedding=True)
     # Named by its URL in object storage; vLLM keeps a local folder of it.
     named = pair.spec.model_copy(update={"model": "s3://bucket/drafter"})
-    modes = SimpleNamespace(of=lambda config: replace(EngineOptions.of(config), drafter=named))
+    read = EngineOptions.from_config
+    modes = SimpleNamespace(from_config=lambda config: replace(read(config), drafter=named))
     monkeypatch.setattr(draft_model, "EngineOptions", modes)
     DrafterHarness(pair, revision="ours")
     model = str(pair.drafter)

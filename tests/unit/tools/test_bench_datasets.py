@@ -14,7 +14,7 @@ pytest.importorskip("pandas")
 import pandas
 
 from support import DEMO, ROOT
-from vllm_dflash.seams import DATASETS
+from support.seam_table import paths_of
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.bench_datasets import SETS, SPEED_BENCH, Asked, read_dataset
 from vllm_dflash.tools.bench.comparison import Comparison
@@ -45,7 +45,7 @@ def test_first_turns_as_they_stand_there(name: str, prompt: str, tokens: int) ->
 
 
 def test_every_set_has_a_test_file_and_a_seam() -> None:
-    held = {seam.path.partition(":")[2].partition(".")[0] for seam in DATASETS}
+    held = {path.partition(":")[2].partition(".")[0] for path in paths_of("datasets")}
     assert {reader for reader, _ in SETS.values()} <= held
     for name in SETS:
         assert read_dataset(name, file_of(name), tokens=7)[0].tokens == 7

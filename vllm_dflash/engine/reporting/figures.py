@@ -93,7 +93,8 @@ class CountingScheduler(Scheduler):
 
 
 def send_figures(outputs: Mapping[int, EngineCoreOutputs], figures: Figures) -> None:
-    """Send figures with a step's statistics, if it has any (hook 18). For the engine's process.
+    """Send a step's figures with its statistics, if it has any, in the engine's process (hook
+    "figures").
 
     A front end reads only declared fields. Free-form ones for connectors would reach vLLM's
     connector code; this one, for LoRA, is read only by vLLM's Prometheus logger, after ours. The

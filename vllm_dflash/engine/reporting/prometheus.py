@@ -60,7 +60,7 @@ class FigureLogger(AggregateStatLoggerBase):
 
 
 def show_figures() -> None:
-    """Add our counters in the front end (hook 18). Other engines in the process are unaffected."""
+    """Add our counters in the front end (hook "figures"). Other engines here are unaffected."""
     original = StatLoggerManager.__init__
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return

@@ -67,7 +67,7 @@ class PlannedProposer(DFlashProposer):
     ) -> None:
         super().__init__(vllm_config, device, runner)
         self.runner = runner
-        self.options = EngineOptions.of(vllm_config)
+        self.options = EngineOptions.from_config(vllm_config)
         self.spec = self.options.drafter
         self.width = self.options.draft_width
         """Maximum drafts of a block; a request can have more free drafts."""

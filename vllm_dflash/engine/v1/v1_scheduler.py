@@ -32,7 +32,7 @@ def sends_drafts_with_output(vllm_config: VllmConfig) -> bool:
 
 
 def skip_draft_call() -> None:
-    """Skip vLLM's call for drafts (hook 2) in the engine's process; other engines keep it."""
+    """Skip vLLM's call (hook "drafts with output") in the engine's process; others keep it."""
     original = MultiprocExecutor.take_draft_token_ids
     if hasattr(original, "wrapped_by_vllm_dflash"):
         return
@@ -52,7 +52,7 @@ class V1Scheduler(SessionScheduler, CountingScheduler):
 
     def __init__(self, *args: Any, vllm_config: VllmConfig, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=room_for_blocks(vllm_config), **kwargs)
-        self._width = EngineOptions.of(vllm_config).draft_width
+        self._width = EngineOptions.from_config(vllm_config).draft_width
         # Without this table, vLLM pads requests with placeholder drafts for CUDA graphs. For each
         # placeholder, the CPU kernel for sampled requests reads outside its tensor.
         self.dynamic_sd_lookup = [self._width] * (1 + self.max_num_running_reqs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 from vllm import envs
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -17,7 +17,6 @@ from vllm_dflash.engine.reporting.statistics import METRICS, Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_fixes.aligned_states import fix_aligned_states
 from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import fix_expanded_sampling
-from vllm_dflash.engine.v1.v1_fixes.seeded_chunks import seeds_kept
 from vllm_dflash.engine.v1.v1_fixes.short_draft_states import fix_short_draft_states
 from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import fix_thinking_budgets
 from vllm_dflash.engine.v1.v1_fixes.undrafted_sampling import DraftRejectionSampler
@@ -35,7 +34,8 @@ class V1CPUWorker(DraftingCPUWorker):
     _figures: Increases | None = None
 
     def attach(self) -> PlannedProposer:
-        """Install our proposer and rejection sampler, and fix V1's bugs (hooks 10, 11 and 19)."""
+        """Install our proposer and rejection sampler, and fix V1's bugs (hooks "drafter", "context
+        limit" and "fixes")."""
         runner = self.model_runner
         check_drafter_class(getattr(runner, "drafter", None), DFlashProposer)
         runner.drafter = PlannedProposer(self.vllm_config, self.device, runner)
@@ -85,11 +85,6 @@ class V1CPUWorker(DraftingCPUWorker):
             output = copy(output)  # vLLM shares the one without tokens
             FIGURES_SENT.attach(output, self._figures.take())
         return output
-
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Output | None:
-        """Sample and draft: the second half of a step."""
-        with seeds_kept(self.model_runner):
-            return super().sample_tokens(grammar_output)
 
     def end_step(self, output: Output) -> Output:
         """Attach drafts to the output, and figures if they are due."""

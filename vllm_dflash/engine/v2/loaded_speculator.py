@@ -55,7 +55,7 @@ class LoadedSpeculator(DFlashSpeculator):
     """Graphs of steps without a block."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self.options = EngineOptions.of(vllm_config)
+        self.options = EngineOptions.from_config(vllm_config)
         super().__init__(room_for_blocks(vllm_config), device)
         self.engine_config = vllm_config
         """The config that the engine was started with; vLLM's class changes its own copy."""
@@ -99,7 +99,7 @@ class LoadedSpeculator(DFlashSpeculator):
         return self.model.combine_hidden_states(torch.cat(taps, dim=-1))
 
     def _fuse_taps_in(self, target: nn.Module) -> None:
-        """Let the target's forward end with fusing its taps, so that its graphs do it (hook 16).
+        """Let the target's forward end with fusing its taps (hook "fused taps"): its graphs do it.
 
         A compiled class runs no hooks. vLLM compiles a part of the models that it serves, and the
         hook is on the whole.

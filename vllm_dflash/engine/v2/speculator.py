@@ -93,9 +93,9 @@ class PlannedSpeculator(LoadedSpeculator):
         """Requests of the last dummy run; a graph may pad them to more than were asked for."""
 
     def before_capture(self, runner: GPUModelRunner) -> None:
-        """Called after loading and before graphs are captured. Places hook 17, and compiles the
-        kernels of steps without graphs, so that no request waits for them."""
-        if self.trees is not None:  # hook 17
+        """Called after loading and before graphs are captured. Places the hook "draft trees", and
+        compiles the kernels of steps without graphs, so that no request waits for them."""
+        if self.trees is not None:
             self.trees.attach(runner, self.draft_attn_layer_names)
         nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._grade(nothing.long(), nothing, nothing)

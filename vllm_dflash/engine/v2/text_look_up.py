@@ -147,7 +147,7 @@ def has_room_for_texts(num_requests: int, most_tokens: int) -> bool:
 
 
 def keep_texts_on_device(states: RequestState) -> None:
-    """Move request texts to device memory (hook 15): look-ups read all of a text each step.
+    """Move request texts to device memory (hook "request texts"): look-ups read all of one.
 
     vLLM keeps them in host memory. Call this before the runner passes the tensor on.
     """

@@ -60,7 +60,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        options = EngineOptions.of(self.vllm_config)
+        options = EngineOptions.from_config(self.vllm_config)
         width = self._width = options.draft_width
         self._block_rows = options.block_rows
         self.vllm_config = room_for_blocks(self.vllm_config)

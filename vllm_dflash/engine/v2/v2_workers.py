@@ -33,20 +33,20 @@ class V2Worker(DraftingWorker):
     """Messages for the next output, each with its content."""
 
     def attach(self) -> PlannedSpeculator:
-        """Replace the runner's speculator (hook 10), which keeps texts on the device (hook 15)."""
+        """Replace the runner's speculator (hook "drafter"), which keeps texts on the device."""
         runner = self.model_runner
         check_drafter_class(runner.speculator, DFlashSpeculator)
-        if EngineOptions.of(self.vllm_config).captures_lengths:
-            capture_all_lengths(runner)  # hook 22
+        if EngineOptions.from_config(self.vllm_config).captures_lengths:
+            capture_all_lengths(runner)  # hook "captured lengths"
         runner.speculator = PlannedSpeculator(self.vllm_config, runner)
         return runner.speculator
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        draws = sample_by_drawing(self.model_runner)  # hook 21
+        draws = sample_by_drawing(self.model_runner)  # hook "drawn drafts"
         self.drafter.draws_drafts = draws and self.drafter.options.draws_drafts
-        fix_undrafted_graphs(self.model_runner)  # hook 19
-        self.drafter.before_capture(self.model_runner)  # hook 17
+        fix_undrafted_graphs(self.model_runner)
+        self.drafter.before_capture(self.model_runner)  # hook "draft trees"
         took = super().compile_or_warm_up_model()
         # On GPUs, vLLM's warm-up decodes, and its drafts say nothing about users' drafts.
         self.drafter.slots.forget_all()

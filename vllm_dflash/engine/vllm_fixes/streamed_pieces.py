@@ -29,7 +29,7 @@ STATE = "_vllm_dflash_text"
 
 
 def parse_token_by_token() -> None:
-    """Give parsers of streamed answers one token in each call (hook 23)."""
+    """Give parsers of streamed answers one token in each call (hook "streamed pieces")."""
     parse_delta = DelegatingParser.parse_delta
     if hasattr(parse_delta, "wrapped_by_vllm_dflash"):
         return

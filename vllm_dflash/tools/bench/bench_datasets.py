@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from vllm_dflash.compatibility import check_vllm
-from vllm_dflash.seams import DATASETS
 from vllm_dflash.tools.arguments import add_number, json_object, not_negative, positive
 
 ON_GITHUB = "https://raw.githubusercontent.com/"
@@ -109,7 +108,7 @@ def read_dataset(name: str, path: Path | None, tokens: int | None = None) -> lis
     file = path / SPEED_SUBSET if name == SPEED_BENCH and path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{str(file)!r} is not a file. To get {name}: {how}")
-    check_vllm(DATASETS)
+    check_vllm("datasets")
     try:
         return _read(name, file, reader, tokens)
     except ImportError as error:

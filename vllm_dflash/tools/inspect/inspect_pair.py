@@ -30,7 +30,7 @@ from vllm_dflash.checkpoint.read import load_config, parse_overridden
 from vllm_dflash.checkpoint.refusal import looks_local, missing_model_reason, one_line
 from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MAPS, quantised_parts, tensor_faults
-from vllm_dflash.config.left_to_vllm import target_reasons
+from vllm_dflash.config.left_to_vllm import target_unsupported_reasons
 from vllm_dflash.config.pair import target_facts
 from vllm_dflash.tools.inspect.inspection import Fault, Inspection, TargetFacts, TensorFacts
 from vllm_dflash.tools.inspect.memory import inspect_memory
@@ -82,7 +82,7 @@ def inspect_pair(
         found.faults.append(Fault("target", reason))
     found.faults += [Fault("pair", message) for message in pair_faults(spec, facts)]
     found.warnings += [
-        f"vLLM's own DFlash runs this target: {why}" for why in target_reasons(model)
+        f"vLLM's own DFlash runs this target: {why}" for why in target_unsupported_reasons(model)
     ]
     if spec.max_position_embeddings < model.max_model_len:
         then = "longer ones continue without drafts"

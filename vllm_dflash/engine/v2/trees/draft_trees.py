@@ -67,7 +67,7 @@ class DraftTrees:
         """New requests, and whether their drafts may be trees."""
 
     def attach(self, runner: GPUModelRunner, drafters: set[str]) -> None:
-        """Attach trees to the runner (hook 17), or log why drafts stay chains.
+        """Attach trees to the runner (hook "draft trees"), or log why drafts stay chains.
 
         Call this before graphs are captured. `drafters`: names of the drafter's layers.
         """

@@ -71,16 +71,6 @@ class Sources:
             file, node = self._member(file, node, name)
         return file, node
 
-    def inherits(self, path: str, wanted: str) -> bool:
-        """Whether the class `module:name` has a direct or indirect base of this name."""
-        try:
-            file, owner = self.find(path)
-        except MissingError:
-            return False
-        bases = _names_of_bases(owner)
-        module = self._module(file)
-        return wanted in bases or any(self.inherits(f"{module}:{one}", wanted) for one in bases)
-
     def _module(self, file: Path) -> str:
         return ".".join(file.relative_to(self._folder).with_suffix("").parts)
 
@@ -133,6 +123,8 @@ def _named(body: Iterable[ast.stmt], name: str) -> ast.stmt | None:
 def parameters_of(node: ast.stmt) -> str | None:
     """Parameter names of a function, separated by spaces; None for anything else."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    if "property" in map(ast.unparse, node.decorator_list):
         return None
     of = node.args
     given = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
