@@ -49,8 +49,8 @@ from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
-LEAST_LOST, MOST_LOST = 0.15, 1.0
-"""Limits of what a plain step is taken to cost where drafting seems to pay, in plain steps."""
+LEAST_LOST = 0.15
+"""Least that a plain step is taken to cost where drafting seems to pay, in plain steps."""
 
 
 class Planner(DraftLearner):
@@ -95,7 +95,6 @@ class Planner(DraftLearner):
             ragged_seconds: extra time of a step whose requests have different lengths.
         """
         self.is_started, self.costs = True, costs
-        self._block_rows = costs.first_draft_row + self.max_draft
         self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
         self._ragged_seconds = float(ragged_seconds)
 
@@ -124,7 +123,7 @@ class Planner(DraftLearner):
         count = len(ids)
         if not self.is_started or not count:
             return Plan(limits > 0, self.max_draft if limits.any() else 0, limits)
-        rows = self._rows(ids)
+        rows = self.rows(ids)
         texts: Floats = np.zeros((count, 0), np.float64)
         if not self.picks_requests:
             texts = self.texts.expected(rows)
@@ -161,7 +160,7 @@ class Planner(DraftLearner):
         self.speedup = best.speedup
         passed = steps * plain_seconds
         if best.rate > plain.rate:
-            lost = min(max(best.speedup - 1.0, LEAST_LOST), MOST_LOST) * plain_seconds
+            lost = max(best.speedup - 1.0, LEAST_LOST) * plain_seconds
             is_new = not self.costs.has_seen_plain(count)
             if self.checks.are_due(passed, lost, is_new=is_new):
                 return replace(plain, speedup=best.speedup, is_probe=True)
@@ -171,7 +170,7 @@ class Planner(DraftLearner):
         """Return the best step in which all requests get a block."""
         is_text = batch.texts.sum(axis=1) > batch.blocks.sum(axis=1)
         curves = np.where(is_text[:, None], batch.texts, batch.blocks)
-        drafting = self.costs.one_block(batch.size * self._block_rows, batch.context)
+        drafting = float(self.costs.blocks(batch.size, self.max_draft, batch.context))
         best = self._best_lengths(batch, curves, drafting, free)
         if not best.lengths.any():
             return free
@@ -226,10 +225,9 @@ class Planner(DraftLearner):
         count, context = len(context_lens), float(context_lens.sum())
         alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._alike)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
-        verifying = self.costs.target(count, rows, context, reading)
-        drafting = self.costs.one_block(count * self._block_rows, context)
-        found: Floats = verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
-        return found
+        found: Floats = self.costs.target(count, rows, context, reading)
+        found = found + self.costs.blocks(count, self.max_draft, context)
+        return found + np.where(alike, 0.0, self._ragged_seconds)
 
     # --- V1, once blocks are there ----------------------------------------------------------------
 
@@ -245,7 +243,7 @@ class Planner(DraftLearner):
         Returns:
             How many drafts of each request to verify, and whether they are its text's, [R].
         """
-        plan, rows, count = step.plan, self._rows(step.ids), step.num_requests
+        plan, rows, count = step.plan, self.rows(step.ids), step.num_requests
         confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
         worth = np.zeros_like(confidence_of)
         if step.predicted is not None:
@@ -286,18 +284,4 @@ class Planner(DraftLearner):
         """
         if not self.is_started or not step.target_seconds:
             return None
-        if self.picks_requests:
-            return self.costs.observe(step)
-        drafting = 0.0
-        if step.draft_rows:
-            drafting = self.costs.one_block(step.draft_rows, float(step.context_lens.sum()))
-        seconds = step.target_seconds - drafting
-        target = replace(
-            step,
-            target_seconds=seconds,
-            draft_rows=0,
-            inferred_rows=step.draft_rows,
-            inferred_seconds=drafting,
-        )
-        alone = self.costs.observe(target)
-        return alone._replace(target_seconds=alone.target_seconds + drafting)
+        return self.costs.observe(step, includes_block=not self.picks_requests)

@@ -11,17 +11,13 @@ drafts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import Plan
-
-Number = TypeVar("Number", float, Floats)
-CATCH_UP_STEPS = 64
-"""Steps over which the cost of storing waiting context is spread: it is stored once."""
 
 
 class Batch(NamedTuple):
@@ -55,8 +51,8 @@ def worth_of(survival: Floats) -> Floats:
     return np.log1p(survival / (tokens - survival))
 
 
-def rate_of(num_requests: int, worth: Number, seconds: Number) -> Number:
-    """Return the rate of a step: R times the geometric mean of its requests' tokens per second."""
+def rate_of(num_requests: int, worth: Floats, seconds: Floats) -> Floats:
+    """Return the rate of steps: R times the geometric mean of their requests' tokens per second."""
     return num_requests * np.exp(worth / num_requests) / seconds
 
 
@@ -160,9 +156,8 @@ def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most:
     rows = count + free.lengths.sum() + more.cumsum(axis=0)
     of_drafts = free.lengths @ batch.context_lens + (more * lens).cumsum(axis=0)
     seconds = costs.target(count, rows, batch.context, of_drafts)
-    seconds = seconds + costs.block(number * (costs.first_draft_row + widths), lens.cumsum(axis=0))
-    catching_up = batch.waiting[order].cumsum(axis=0) / CATCH_UP_STEPS
-    seconds = seconds + costs.context.at(number + catching_up)
+    waiting = batch.waiting[order].cumsum(axis=0)
+    seconds = seconds + costs.blocks(number, widths, lens.cumsum(axis=0), waiting)
     rates = rate_of(count, gains, seconds)
     best, width = divmod(first_best(rates.ravel()), len(widths))
     drafted = np.zeros(count, bool)
@@ -180,29 +175,22 @@ def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most:
 def seconds_of(costs: StepCosts, batch: Batch, plan: Plan) -> float:
     """Return the seconds of a step, of its block, and of storing the context that needs."""
     verified, read = int(plan.lengths.sum()), float(plan.lengths @ batch.context_lens)
-    seconds = costs.one_target(batch.size, batch.size + verified, batch.context, read)
-    if not plan.runs_block:
-        return seconds
-    count, context = int(plan.drafted.sum()), float(batch.context_lens[plan.drafted].sum())
-    storing = count + float(batch.waiting[plan.drafted].sum()) / CATCH_UP_STEPS
-    seconds += costs.one_block(count * (costs.first_draft_row + plan.width), context)
-    return seconds + costs.context.one(storing)
+    seconds = costs.target(batch.size, batch.size + verified, batch.context, read)
+    if plan.runs_block:
+        each = np.ones_like(batch.waiting), batch.context_lens, batch.waiting
+        count, context, waiting = (int(one[plan.drafted].sum()) for one in each)
+        seconds = seconds + costs.blocks(count, plan.width, context, waiting)
+    return float(seconds)
 
 
 def perfect_rate(costs: StepCosts, batch: Batch) -> float:
-    """Return the best rate of a step whose blocks, for one request or for all, were accepted
-    whole: no drafter does better.
-
-    Args:
-        costs: costs of steps.
-        batch: R requests.
-    """
-    each, some = batch.context / batch.size, np.array([[1], [batch.size]])
-    gain = np.log1p(np.arange(1.0, 1 + batch.blocks.shape[1])) * some
-    drafts = some * np.arange(1, batch.blocks.shape[1] + 1)
-    seconds = costs.target(batch.size, batch.size + drafts, batch.context, drafts * each)
-    seconds = seconds + costs.block(costs.first_draft_row * some + drafts, some * each)
-    return float(rate_of(batch.size, gain, seconds).max())
+    """Return the best rate of a step whose blocks, for one request or for all, were accepted in
+    full: no drafter does better."""
+    some, widths = np.array([[1], [batch.size]]), np.arange(1, 1 + batch.blocks.shape[1])
+    drafts, context = some * widths, some * batch.context / batch.size
+    seconds = costs.target(batch.size, batch.size + drafts, batch.context, widths * context)
+    seconds = seconds + costs.blocks(some, widths, context)
+    return float(rate_of(batch.size, some * np.log1p(widths), seconds).max())
 
 
 def _summed(worth: Floats) -> Floats:

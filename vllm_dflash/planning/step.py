@@ -186,10 +186,6 @@ class StepRecord:
     target_seconds: float = 0.0
     """`seconds` less draft and context, of a step that only decoded, or the mean of several that
     were alike; 0 where it is not known or tells nothing. V2's schedulers leave the block in."""
-    inferred_seconds: float = 0.0
-    """Estimated time of a block that was subtracted for that, where it cannot be measured (V2)."""
-    inferred_rows: int = 0
-    """Rows of that block."""
     count: int = 1
     """Steps that this one stands for: consecutive undrafted ones of the same batch."""
 
@@ -232,35 +228,3 @@ class StepRecord:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
-
-
-NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
-
-
-class RequestRows:
-    """Row numbers of running requests, so that what is known about them can be arrays."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._row_of: dict[str, int] = {}
-        self._free = list(range(num_rows))
-        self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
-
-    def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
-        """Return rows of the requests in the batch, [R], and which of those rows are new requests'.
-
-        Requests that are not in the batch lose their rows when rows run out.
-        """
-        last_ids, last_rows = self._last
-        if ids == last_ids:
-            return last_rows, NO_ROWS
-        row_of = self._row_of
-        unknown = [name for name in ids if name not in row_of]
-        if len(unknown) > len(self._free):
-            for name in row_of.keys() - set(ids):
-                self._free.append(row_of.pop(name))
-        for name in unknown:
-            row_of[name] = self._free.pop()
-        rows = np.fromiter((row_of[name] for name in ids), np.int64)
-        fresh = np.fromiter((row_of[name] for name in unknown), np.int64)
-        self._last = (ids, rows)
-        return rows, fresh

@@ -24,10 +24,6 @@ class Watched(Curve):
         super().__init__(known.counts, known.seconds)
         self.asked: set[int] = set()
 
-    def one(self, count: float) -> float:
-        self.asked.add(int(count))
-        return super().one(count)
-
     def at(self, counts: Ints | Floats | float) -> Floats:
         self.asked |= {int(count) for count in np.ravel(counts)}
         return super().at(counts)

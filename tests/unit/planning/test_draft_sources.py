@@ -101,7 +101,7 @@ def test_a_step_that_repeats_a_plan_says_nothing_new_about_what_to_expect() -> N
     step = drafted_step([True])
     step.repeats_plan = True
     assert ours.choose(step, np.full((1, 3), 0.8))[0].tolist() == [3]
-    row = ours._rows(names(1))[0]
+    row = ours.rows(names(1))[0]
     assert ours.blocks.num_observed[row] == 0
     assert ours.blocks.curves[row].tolist() == [0.9, 0.8, 0.7]
     assert ours._handed[row] == 3
@@ -116,7 +116,7 @@ def test_each_block_is_its_own_requests() -> None:
     lengths, is_text = ours.choose(step, np.array([[0.01] * 3, [0.99] * 3]))
     assert lengths.tolist() == [6, 0, 0, 3, 0]
     assert is_text.tolist() == [True, False, False, False, False]
-    rows = ours._rows(step.ids)
+    rows = ours.rows(step.ids)
     assert ours._handed[rows].tolist() == [6, 0, 0, 3, 0]
     assert ours._source[rows].tolist() == [TEXT, NO_DRAFTS, NO_DRAFTS, BLOCK, NO_DRAFTS]
     assert ours._confidence[rows[3], :4].tolist() == [0.99, 0.99, 0.99, 0]
@@ -187,7 +187,7 @@ def test_of_a_text_beside_a_block_only_the_first_token_counts() -> None:
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     """There are rows for twice the batch. With batches of one, the third takes the first's row."""
     ours = ToldPlanner(0.9, 0.8, 0.7)
-    ours._requests.__init__(2)  # type: ignore[misc]
+    ours._free_rows = [0, 1]
     step = drafted_step([True])
     ours.choose(step, np.full((1, 3), 0.9))
     for name in ("b", "c"):

@@ -126,7 +126,7 @@ def test_v2_gives_few_places_to_the_only_copy_of_many() -> None:
     for count in (1, 32):
         ours = Planner(15, count)
         ours.start(straight_costs(), range(16))
-        rows = ours._rows(names(count))
+        rows = ours.rows(names(count))
         ours.texts.curves[rows[0]] = 0.99 ** np.arange(1, 16)
         ours.blocks.curves[rows] = 0.0
         plan = ours.plan(names(count), np.full(count, 10), np.full(count, 15))

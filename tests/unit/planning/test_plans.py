@@ -33,9 +33,9 @@ def test_the_length_with_the_best_rate_is_chosen(
 ) -> None:
     """Compares the rate of every length, worked out one by one."""
     planner = ToldPlanner(*curve, v2=v2(1, 2, 3, **ALIKE) if of == "V2" else None)
-    planner.blocks.num_observed[planner._rows(names(count))] = 1  # V1 tries what is new with few
+    planner.blocks.num_observed[planner.rows(names(count))] = 1  # V1 tries what is new with few
     rates, times = {0: count / (10 + count)}, {}
-    storing = (4 + count) / 20 if of == "V1" else 0.0
+    storing = (4 + count) / 20
     for length in (1, 2, 3):
         ms = 10 + count * (1 + length) + (2 + count * (1 + length)) / 4 + storing
         if of == "V2":  # a block is as wide as can be
@@ -82,7 +82,7 @@ def test_what_was_never_measured_is_tried_with_few() -> None:
     cheap = StepCosts(straight(10, 0.02), straight(0.1, 0.005), straight(0.02, 0.001), 64)
     ours, limits = ToldPlanner(0.9, 0.8, costs=cheap), [2] * 40
     assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE
-    rows = ours._rows(names(40))
+    rows = ours.rows(names(40))
     ours.blocks.num_observed[rows[:5]] = 1
     assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE + 2 * 5
     ours.blocks.num_observed[rows] = 1
@@ -91,7 +91,7 @@ def test_what_was_never_measured_is_tried_with_few() -> None:
 
 def test_who_promises_little_is_left_out() -> None:
     ours = ToldPlanner(0.9, 0.8)
-    rows = ours._rows(names(3))
+    rows = ours.rows(names(3))
     ours.blocks.num_observed[rows] = 1
     ours.blocks.curves[rows[1]] = 0.1, 0.0
     assert ours.plans([2, 2, 2]).drafted.tolist() == [True, False, True]

@@ -71,7 +71,7 @@ def test_each_kind_of_drafts_learns_from_its_own() -> None:
     observe(planner, [3, 2, 0], [1, 2, 0], confidence=0.7)
     assert planner.blocks.of_all.tolist() == pytest.approx([4 * 0.7, 3])
     assert planner.texts.of_all.tolist() == [0, 0]
-    assert planner.ratios_of_blocks(names(1))[0] == planner.blocks.ratio(planner._rows(names(1)))
+    assert planner.ratios_of_blocks(names(1))[0] == planner.blocks.ratio(planner.rows(names(1)))
     told: dict[str, Any] = {"matches": 5, "lengths": 3, "known": [2, 3, 0], "came_true": [1, 2, 0]}
     observe(planner, [3, 2, 0], [1, 2, 0], source=TEXT, **told)
     assert planner.blocks.of_all.tolist() == pytest.approx([4 * 0.7, 3])
@@ -95,6 +95,7 @@ def test_what_plans_take_that_were_not_found_here() -> None:
     """Rows and the block, and more if a step's requests have different lengths, or no graph."""
     planner = ToldPlanner(0.9, 0.8, 0.7, v2=v2(3, 7, ragged_seconds=1.0))
     plans = np.array([[3, 3], [7, 7], [7, 3], [5, 5]])
+    planner.costs.context = straight(0, 0)
     block = (2 + 2 * 4) / 4000
     expected = [(10 + 2 + sum(plan)) / 1000 + block for plan in plans.tolist()]
     expected = [one + more for one, more in zip(expected, [0.0, 0.0, 1.0, 1.0], strict=True)]

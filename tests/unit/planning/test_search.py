@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from support.planner_world import curve, straight, straight_costs
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import Attention, StepCosts
+from vllm_dflash.planning.costs import CATCH_UP_STEPS, Attention, StepCosts
 from vllm_dflash.planning.search import (
-    CATCH_UP_STEPS,
     Batch,
     best_drafted,
     best_first,
@@ -129,8 +128,8 @@ def test_lengths_are_the_best_of_all(
 
     def rate(lengths: Ints) -> tuple[float, float]:
         more = 0.0 if tuple(lengths.tolist()) in same else ragged_seconds
-        seconds = float(costs.target(count, count + lengths.sum())) + drafting + more
-        return float(rate_of(count, summed(worth, lengths), seconds)), seconds
+        seconds = costs.target(count, count + lengths.sum()) + drafting + more
+        return float(rate_of(count, summed(worth, lengths), seconds)), float(seconds)
 
     found = best_lengths(batch, worth, otherwise, costs, drafting, alike, ragged_seconds)
     assert (found.lengths <= limits).all()
@@ -158,7 +157,7 @@ def test_who_is_drafted_and_how_wide_is_the_best_of_all(
         number, verified = drafted.sum(), width * drafted.sum()
         total = count * context
         seconds = float(costs.target(count, count + verified, total, verified * context))
-        seconds += float(costs.block(number * (1 + width), number * context))
+        seconds += float(costs.draft.at(number * (1 + width))) + 2e-6 * number * context
         seconds += float(costs.context.at(number))
         gain = float((blocks[:, :width].sum(axis=1) * drafted).sum())
         return float(rate_of(count, gain, seconds)), seconds
@@ -228,7 +227,8 @@ def test_no_drafts_of_one_request_or_of_all_are_better_than_perfect_ones(
     for some, width in product({1, count}, range(1, WIDTH + 1)):
         drafts = some * width
         seconds = float(costs.target(count, count + drafts, 700.0 * count, 700.0 * drafts))
-        seconds += float(costs.block(some * (1 + width), 700.0 * some))
+        seconds += float(costs.draft.at(some * (1 + width))) + reading * 700 * some
+        seconds += float(costs.context.at(some))
         worth = worth_of(np.ones((some, width))).sum()
         ways.append(float(rate_of(count, worth, seconds)))
     assert perfect_rate(costs, batch) == pytest.approx(max(ways))
