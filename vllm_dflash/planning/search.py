@@ -51,7 +51,7 @@ def worth_of(survival: Floats) -> Floats:
     return np.log1p(survival / (tokens - survival))
 
 
-def rate_of(num_requests: int, worth: Floats, seconds: Floats) -> Floats:
+def rate_of(num_requests: int, worth: Floats | float, seconds: Floats | float) -> Floats:
     """Return the rate of steps: R times the geometric mean of their requests' tokens per second."""
     return num_requests * np.exp(worth / num_requests) / seconds
 

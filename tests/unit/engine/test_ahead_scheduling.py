@@ -149,7 +149,7 @@ def test_trees_get_places_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert places_behind(scheduler, "a") == 31
     plan = ahead([3], rate=240.0, of_blocks=float(np.log(1 + 3)))
     monkeypatch.setattr(Planner, "plan", lambda *_, steps: plan)
-    planner, gain = scheduler.planner, scheduler._tree_gain
+    planner, gain = scheduler.planner, scheduler._trees.gain
     planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)
     assert places_behind(scheduler, "a") == 3
     rows = planner.costs.verify
@@ -176,14 +176,15 @@ def test_trees_leave_room_for_the_blocks_of_all_requests(
 ) -> None:
     """vLLM 0.32 subtracts a block's tokens from a step for each request. It would count a tree's
     nodes twice, and leave out the requests that come last."""
-    scheduler = bare(monkeypatch, tree_nodes=31)
-    assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
-    assert scheduler.num_spec_tokens == 31
-    scheduler.requests = {str(number): request() for number in range(16)}
-    limit = scheduler.vllm_config.scheduler_config
-    scheduler.vllm_config.speculative_config.max_num_new_slots_for_drafting = kept
+    take_vllm_out(monkeypatch, tree_nodes=31)
+    config = Scheduler.vllm_config
+    config.speculative_config.max_num_new_slots_for_drafting = kept
     for rows, places in ((1 + 31, 31), (1 + 20, 20), (1 + 7, 7)):
-        limit.max_num_batched_tokens = 16 * (rows + kept)
+        config.scheduler_config.max_num_batched_tokens = 16 * (rows + kept)
+        scheduler = V2AsyncScheduler()
+        assert scheduler.vllm_config.speculative_config.num_speculative_tokens == 7
+        assert scheduler.num_spec_tokens == 31
+        scheduler.requests = {str(number): request() for number in range(16)}
         assert places_behind(scheduler, *scheduler.requests) == places
 
 
@@ -572,8 +573,8 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
     table[1, 8:11] = 4, 5, 5  # the other request had no tree
     OUTCOMES.attach(output, table)
     scheduler.update_from_output(scheduled, output)
-    assert scheduler._tree_gain._trees.tolist() == [3, 4, 0]
-    assert scheduler._tree_gain._chains.tolist() == [3, 3, 0]
+    assert scheduler._trees.gain._trees.tolist() == [3, 4, 0]
+    assert scheduler._trees.gain._chains.tolist() == [3, 3, 0]
 
 
 def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:

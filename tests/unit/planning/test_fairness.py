@@ -87,8 +87,9 @@ def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
     promise = count * float(np.log1p(accepted))
     seconds = np.array([0.05])
     bound = count * (1 + ASSUMED_RATIO * accepted) / 0.05
-    assert gain.best(count, promise, seconds, 0.999 * bound) == 0
-    assert gain.best(count, promise, seconds, 1.001 * bound) is None
+    for share, best in ((0.999, 0), (1.001, None)):
+        plan = Plan.without_block(count, rate=share * bound, of_blocks=promise)
+        assert gain.best(plan, seconds) == best
 
 
 def test_of_values_that_rounding_may_have_set_apart_the_first_is_chosen() -> None:
