@@ -54,7 +54,7 @@ class Cadence:
         """Note that an experiment was planned: the next steps show what came of it."""
         self._soon = SOON
 
-    def observe(self, planning_seconds: float, step_seconds: float) -> None:
+    def record_times(self, planning_seconds: float, step_seconds: float) -> None:
         """Record the seconds of a planned step: of planning and learning, and in total (0: not
         known)."""
         if step_seconds:

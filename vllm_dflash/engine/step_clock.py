@@ -43,7 +43,7 @@ class StepClock:
         """
         last, self._last = self._last, step
         is_same_batch, only_decodes = self._ids == step.ids, step.only_decodes
-        since = self.pass_over(step.ids, step.rows)
+        since = self.end_step_unobserved(step.ids, step.rows)
         held = None
         if self._held and last is not None and step.verified.any():  # held steps verify no drafts
             mean = self._held_seconds / self._held
@@ -61,7 +61,7 @@ class StepClock:
             self._held, self._held_seconds = 0, 0.0
         return held
 
-    def pass_over(self, ids: Sequence[str], rows: int) -> float:
+    def end_step_unobserved(self, ids: Sequence[str], rows: int) -> float:
         """End a step of so many rows that nobody learns from. Returns its seconds, 0 after a
         pause."""
         last, self._ids = self._ids, ids

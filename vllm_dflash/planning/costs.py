@@ -167,7 +167,7 @@ class StepCosts:
         drafting: Floats = self._drafting(count * (self.first_draft_row + width), context)
         return drafting + storing
 
-    def observe(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
+    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
         """Learn from a measured step that only decoded, or the mean of several that were alike.
         Returns what was expected of it.
 

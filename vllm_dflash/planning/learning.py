@@ -70,8 +70,8 @@ class DraftLearner:
         confidence = self._confidence[rows]
         self._learn(rows, source, step.verified, step.accepted, (confidence, confidence))
         if predicted is not None:
-            first = confidence_of_texts(predicted.last_matches, predicted.known, 1)[:, 0]
-            self._learn_first(rows, source, first, predicted.known, predicted.came_true)
+            first = confidence_of_texts(predicted.last_matches, predicted.num_observed, 1)[:, 0]
+            self._learn_first(rows, source, first, predicted.num_observed, predicted.num_correct)
         self._handed[rows] = 0
 
     def learn_outcomes(self, step: StepRecord, outcomes: Outcomes) -> None:
@@ -80,12 +80,12 @@ class DraftLearner:
         matches, text_lengths = outcomes.matches, outcomes.text_lengths
         found = confidence_of_texts(matches, text_lengths, self.max_draft)  # [R, K]
         made = outcomes.confidence[:, 0] > 0.0
-        self.blocks.observe_drafts(rows[made], outcomes.confidence[made].cumprod(axis=1))
+        self.blocks.record_drafts(rows[made], outcomes.confidence[made].cumprod(axis=1))
         source = np.where(verified > 0, outcomes.source, NO_DRAFTS)
         self._learn(rows, source, verified, outcomes.accepted, (outcomes.confidence, found))
-        self._learn_first(rows, source, found[:, 0], outcomes.known, outcomes.came_true)
+        self._learn_first(rows, source, found[:, 0], outcomes.num_observed, outcomes.num_correct)
         seen = step.decoding
-        self.texts.observe_drafts(rows[seen], self.texts.survival(rows[seen], found[seen]))
+        self.texts.record_drafts(rows[seen], self.texts.survival(rows[seen], found[seen]))
 
     def _begin(self, step: StepRecord) -> Ints:
         """Count a step that is learned from. Returns the rows of its requests, [R]."""
@@ -107,16 +107,16 @@ class DraftLearner:
         kinds = (BLOCK, self.blocks), (TEXT, self.texts)
         for (kind, learned), own in zip(kinds, confidence, strict=True):
             some = source == kind
-            learned.observe_outcomes(rows[some], own[some], verified[some], accepted[some])
+            learned.record_outcomes(rows[some], own[some], verified[some], accepted[some])
 
     def _learn_first(
-        self, rows: Ints, source: Ints, confidence: Floats, known: Ints, came_true: Ints
+        self, rows: Ints, source: Ints, confidence: Floats, num_observed: Ints, num_correct: Ints
     ) -> None:
         """Learn from the first token that a text predicted where other drafts were verified. The
         number of tokens that a step yields shows how easy they were, so the rest says nothing."""
-        others = (known > 0) & (source != TEXT)
-        first = np.minimum(came_true[others], 1)
-        self.texts.observe_outcomes(
+        others = (num_observed > 0) & (source != TEXT)
+        first = np.minimum(num_correct[others], 1)
+        self.texts.record_outcomes(
             rows[others], confidence[others, None], np.ones_like(first), first
         )
 

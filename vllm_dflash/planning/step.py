@@ -31,8 +31,8 @@ class Plan:
     """Tokens to draft for each of them; 0 if there are none. On V2 it is K, or 0."""
     lengths: Ints = field(default_factory=lambda: UNSET)
     """Drafts of each request that the next step verifies, [R]. V1 cuts them later."""
-    price: float = 0.0
-    """Worth that one more second must bring: at this price no step is worth more (Dinkelbach's rule
+    utility_per_second: float = 0.0
+    """Utility that one more second must bring: at this rate no step has more (Dinkelbach's rule
     for ratios)."""
     rate: float = 0.0
     """Expected rate (`search.rate_of`)."""
@@ -43,9 +43,9 @@ class Plan:
     holds_for: int = 0
     """V1: next steps that need no new plan, as long as the batch stays the same."""
     of_blocks: float = 0.0
-    """V2: worth of all drafts of blocks."""
+    """V2: utility of all drafts of blocks."""
     of_texts: float = 0.0
-    """V2: worth of the drafts of requests whose text is worth more than their block."""
+    """V2: utility of the drafts of requests whose text promises more than their block."""
 
     @classmethod
     def without_block(cls, num_requests: int, **fields: Any) -> Plan:
@@ -65,9 +65,9 @@ class Predicted(NamedTuple):
     """Tokens that the text predicts, [R]."""
     matches: Ints
     """Tokens of the match, [R]."""
-    known: Ints
+    num_observed: Ints
     """Tokens of the last prediction whose true token is known by now, [R]."""
-    came_true: Ints
+    num_correct: Ints
     """Those that were right, up to the first wrong one, [R]."""
     last_matches: Ints
     """Tokens of the match that the last prediction followed, [R]."""
@@ -97,10 +97,10 @@ class Outcomes(NamedTuple):
     """Tokens of the match in the last look-up, [R]."""
     text_lengths: Ints
     """Tokens that this look-up predicted, [R]."""
-    known: Ints
+    num_observed: Ints
     """Predicted tokens that are compared with the true ones, [R]: those that are known by now, but
     only the first unless the text's drafts were verified."""
-    came_true: Ints
+    num_correct: Ints
     """Those that were right, up to the first wrong one, [R]."""
     verified_in_chain: Ints
     """Drafts that were verified; in a tree, only those on its chain of likeliest drafts, [R]."""
@@ -108,13 +108,14 @@ class Outcomes(NamedTuple):
     """Accepted drafts among those, [R]."""
     confidence: Floats
     """The drafter's confidence in its last block; 0: no block, or not a finite draft, [R, K]."""
-    if_cut: Ints
+    tokens_if_truncated: Ints
     """Tokens that trees would have yielded if cut to each of the C sizes there are, or to what they
     were cut to; 0: not a tree, [R, C]."""
 
     @staticmethod
-    def of(table: Floats, num_cuts: int = 0) -> Outcomes:
-        """Read the device's table: counts, then `if_cut`, then `confidence`, [R, COUNTS + C + K].
+    def from_table(table: Floats, num_cuts: int = 0) -> Outcomes:
+        """Read the device's table: counts, then `tokens_if_truncated`, then `confidence`,
+        [R, COUNTS + C + K].
 
         Its confidence is below 0 where a draft was not finite.
         """
@@ -122,8 +123,10 @@ class Outcomes(NamedTuple):
         first = COUNTS + num_cuts
         # Each field is contiguous: each is read by itself.
         counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
-        if_cut = np.ascontiguousarray(counts[COUNTS:].T)
-        return Outcomes._make([*counts[:COUNTS], table[:, first:].astype(np.float64), if_cut])
+        tokens_if_truncated = np.ascontiguousarray(counts[COUNTS:].T)
+        return Outcomes._make(
+            [*counts[:COUNTS], table[:, first:].astype(np.float64), tokens_if_truncated]
+        )
 
 
 class StepEstimate(NamedTuple):
@@ -152,7 +155,7 @@ class StepRecord:
     verified_free: Ints = field(default_factory=lambda: UNSET)
     """Drafts among those that its text predicted, [R]."""
 
-    limits: Ints = field(default_factory=lambda: UNSET)
+    max_drafts: Ints = field(default_factory=lambda: UNSET)
     """Most drafts that each can use in the next step, [R]; after drafting, the finite ones."""
     predicted: Predicted | None = None
     """What the text predicts, and what became of its last prediction; None: nothing at all."""
@@ -164,7 +167,7 @@ class StepRecord:
     """Whether an earlier step's plan is repeated."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))
     """What this step drafts. V2: only the speed-up."""
-    could_draft: bool = False
+    any_eligible: bool = False
     """Whether any request could have used a draft."""
     lengths: Ints = field(default_factory=lambda: UNSET)
     """Drafts of each that go on to be verified, [R]."""

@@ -67,7 +67,7 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRecord, Outcomes
     started = property(lambda _: True, lambda *_: None)
     monkeypatch.setattr(Planner, "is_started", started, raising=False)
     monkeypatch.setattr(Planner, "learn_outcomes", lambda _, *what: learned.append(what))
-    monkeypatch.setattr(Planner, "observe", observe)
+    monkeypatch.setattr(Planner, "record_step", observe)
     return seen
 
 
@@ -261,7 +261,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
     scheduled = schedule(scheduler, *scheduler.requests)
     assert bool(asked) == is_planned
     assert plan_of(scheduled).runs_block == is_planned
-    assert plan_of(scheduled).could_draft == is_planned
+    assert plan_of(scheduled).any_eligible == is_planned
     assert scheduler.statistics.skipped_steps == 0
     assert scheduled.num_spec_tokens_to_schedule == 7 * is_planned
 
@@ -582,11 +582,13 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     The outputs of those steps teach nothing."""
     scheduler = bare(monkeypatch, plans_every_step=False)
     scheduler.planner.start(profiled_costs(), [7])
-    scheduler._cadence.observe(planning_seconds=1e-3, step_seconds=1e-2)  # plan one step of ten
+    scheduler._cadence.record_times(
+        planning_seconds=1e-3, step_seconds=1e-2
+    )  # plan one step of ten
     asked, observed = plans(monkeypatch, *[5] * 9), []
     observe = scheduler.planner.observe
     monkeypatch.setattr(
-        scheduler.planner, "observe", lambda *what: observed.append(what) or observe(*what)
+        scheduler.planner, "record_step", lambda *what: observed.append(what) or observe(*what)
     )
     found = []
     for number in range(21):
@@ -646,7 +648,7 @@ def test_between_two_plans_requests_at_their_ends_are_no_measure(
     """Each request has what its own room allows. A plan made while none has room does not count."""
     scheduler = bare(monkeypatch, plans_every_step=False)  # K until the planner is started
     scheduler._is_fixed = True
-    scheduler._cadence.observe(planning_seconds=1.0, step_seconds=1.0)
+    scheduler._cadence.record_times(planning_seconds=1.0, step_seconds=1.0)
     found = []
     for rooms in ([0, 0], [3, 0], [3, 9], [9, 1]):
         requests = {f"r{i}": request(MAX_LEN - room - 3) for i, room in enumerate(rooms)}

@@ -21,22 +21,22 @@ def test_until_times_are_known_all_are() -> None:
 def test_planning_takes_a_hundredth_of_the_time(planning: float, step: float, every: int) -> None:
     cadence = Cadence()
     for _ in range(3):
-        cadence.observe(planning, step)
+        cadence.record_times(planning, step)
     assert due(cadence, 2 * every + 1) == [0, every, 2 * every]
 
 
 def test_mean_times_follow() -> None:
     cadence = Cadence()
-    cadence.observe(1e-3, 1.0)
+    cadence.record_times(1e-3, 1.0)
     for _ in range(40):
-        cadence.observe(1e-3, 0.0)  # after a pause, which has no time
-        cadence.observe(1e-3, 0.01)
+        cadence.record_times(1e-3, 0.0)  # after a pause, which has no time
+        cadence.record_times(1e-3, 0.01)
     assert due(cadence, 21) == [0, 10, 20]
 
 
 def test_a_batch_of_another_size_is_planned_at_once() -> None:
     cadence = Cadence()
-    cadence.observe(1e-3, 0.01)
+    cadence.record_times(1e-3, 0.01)
     counts = [32, 32, 31, 28, 27, 27, 1, 2, 0, 1]
     assert [cadence.is_due(count) for count in counts] == [
         *(True, False, False, False, True, False, True, True, True, True)
@@ -46,7 +46,7 @@ def test_a_batch_of_another_size_is_planned_at_once() -> None:
 def test_what_a_probe_shows_is_not_missed() -> None:
     """Its outcome comes two steps later."""
     cadence = Cadence()
-    cadence.observe(1e-3, 0.01)
+    cadence.record_times(1e-3, 0.01)
     assert cadence.is_due(8)
     cadence.watch()
     assert due(cadence, SOON + 10) == [*range(SOON), SOON - 1 + 10]
@@ -55,7 +55,7 @@ def test_what_a_probe_shows_is_not_missed() -> None:
 def test_steps_that_pass_count_once() -> None:
     """Whether they were planned or not: what probes may cost grows with them."""
     cadence = Cadence()
-    cadence.observe(1e-3, 0.01)
+    cadence.record_times(1e-3, 0.01)
     passed = []
     for number in range(25):
         if cadence.is_due(8):

@@ -53,7 +53,7 @@ class Blocks:
 
 
 def drafting(*drafted: bool, width: int = 4, **fields: Any) -> Plan:
-    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, **fields)
+    return Plan(np.array(drafted), width, utility_per_second=1.0, speedup=2.0, **fields)
 
 
 class Scripted(FixedLength):
@@ -69,8 +69,8 @@ class Scripted(FixedLength):
         self.done: list[str] = []
         """What it was asked to do, in order."""
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **more: Any) -> Plan:
-        self.asked.append({"limits": limits.tolist(), **more})
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **more: Any) -> Plan:
+        self.asked.append({"limits": max_drafts.tolist(), **more})
         self.done.append("plan")
         return self.plans.pop(0) if self.plans else Plan.without_block(len(ids))
 
@@ -79,7 +79,7 @@ class Scripted(FixedLength):
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         assert len(confidence) == step.plan.drafted.sum()
-        return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
+        return np.minimum(step.max_drafts, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
 
 
 class FromText(Scripted):
@@ -104,7 +104,7 @@ class Every(Cadence):
     def watch(self) -> None:
         self.experiments += 1
 
-    def observe(self, planning_seconds: float, step_seconds: float) -> None:
+    def record_step(self, planning_seconds: float, step_seconds: float) -> None:
         self.seen.append((planning_seconds, step_seconds))
 
 
@@ -227,7 +227,7 @@ def test_what_is_measured_is_agreed_upon(agreed: list[Any]) -> None:
     assert not from_text.any()
     assert drafts == [[], [20, 21]]
     assert step.nan_drafts == 1  # four were drafted, three can be used
-    assert step.could_draft
+    assert step.any_eligible
 
 
 def test_ranks_take_the_drafts_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_a_plan_also_applies_to_the_next_steps(
     steps = [host.step(*limits)[0] for limits in batches]
     assert [step.repeats_plan for step in steps] == repeats
     assert len(policy.asked) == repeats.count(False)
-    assert [step.could_draft for step in steps] == [any(limits) for limits in batches]
+    assert [step.any_eligible for step in steps] == [any(limits) for limits in batches]
     drafted = [bool(step.plan.drafted.any()) for step in steps]
     assert drafted == [plan.width > 0] + [plan.width > 0 and again for again in repeats[1:]]
     assert host.statistics.steps == len(batches)
@@ -282,8 +282,8 @@ def test_a_repeated_plan_drafts_within_the_limits_of_its_own_step() -> None:
 
     class All(Scripted):
         def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-            assert confidence.shape == (step.plan.drafted.sum(), step.limits.max())
-            return step.limits * step.plan.drafted, np.zeros(step.num_requests, bool)
+            assert confidence.shape == (step.plan.drafted.sum(), step.max_drafts.max())
+            return step.max_drafts * step.plan.drafted, np.zeros(step.num_requests, bool)
 
     plan = drafting(True, True, False, width=5)
     host = Host(policy := All(plan), every=9)
@@ -313,7 +313,7 @@ def test_drafts_of_a_repeated_plan_are_cut_by_what_their_own_block_promises(
         [[1] * 7] * len(inputs.requests),
         np.repeat(sure[inputs.requests], 7, axis=1),
     )
-    plan = Plan(np.ones(3, bool), 7, price=50.0)
+    plan = Plan(np.ones(3, bool), 7, utility_per_second=50.0)
     planner.plan = lambda *_, **__: plan
     host.step(7, 7, 7)
     step, drafts = host.step(*limits)
@@ -340,7 +340,7 @@ def test_free_drafts_are_considered_while_a_plan_without_blocks_is_repeated() ->
     host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
     assert step.repeats_plan
-    assert step.could_draft  # like the planned step, whose limits are known
+    assert step.any_eligible  # like the planned step, whose limits are known
     assert drafts == [[], [8, 9, 3]]
     assert step.from_text.tolist() == [False, True]
     assert step.nan_drafts == 0
@@ -350,7 +350,7 @@ def test_free_drafts_are_considered_while_a_plan_without_blocks_is_repeated() ->
     following = [host.step(7, 0, context=CONTEXT + more)[0] for more in (1, 2)]
     assert [step.repeats_plan for step in following] == [True, False]
     assert following[0].predicted is not None
-    assert following[0].predicted.known.tolist() == [0, 1]
+    assert following[0].predicted.num_observed.tolist() == [0, 1]
 
 
 def test_a_match_that_did_not_pay_is_not_weighed_again_before_the_next_plan() -> None:
@@ -545,7 +545,7 @@ def test_a_step_is_counted_and_learned_from_when_it_ends() -> None:
     observed: list[StepRecord] = []
 
     class Learning(Scripted):
-        def observe(self, step: StepRecord) -> StepEstimate:  # type: ignore[override]
+        def record_step(self, step: StepRecord) -> StepEstimate:  # type: ignore[override]
             observed.append(step)
             return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
 
@@ -582,4 +582,4 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
     step, drafts = host.step(7, 3, 2, 7)
     assert drafts == [[20], [20], [], [20]]
     assert step.nan_drafts == 4 + 2 + 4
-    assert step.limits.tolist() == [1, 1, 0, 1]
+    assert step.max_drafts.tolist() == [1, 1, 0, 1]

@@ -83,7 +83,7 @@ def test_full_lengths_are_cut(scheduler: Any) -> None:
     """As fixed ones are, and adaptive ones before costs are known. In steps that are planned and in
     those that repeat the plan, in which somebody is new."""
     scheduler._is_fixed = True
-    scheduler._cadence.observe(planning_seconds=1.0, step_seconds=1.0)
+    scheduler._cadence.record_times(planning_seconds=1.0, step_seconds=1.0)
     for is_new in (True, False):
         plan = schedule(scheduler, "abcdefghi", **({"b": 0, "c": 2, "d": 99} if is_new else {}))
         assert (plan.is_new, plan.runs_block, plan.length) == (is_new, True, 7)
@@ -127,19 +127,19 @@ def test_nothing_is_planned_if_nobody_wants_drafts(
         patch.setattr(Planner, "plan", lambda *_, **__: pytest.fail("asked"))
         for names in ("ab", "a"):
             plan = schedule(scheduler, names)
-            assert (plan.runs_block, plan.length, plan.could_draft) == (False, 0, False)
+            assert (plan.runs_block, plan.length, plan.any_eligible) == (False, 0, False)
         assert scheduler.statistics.skipped_steps == 0
         # The one that wants drafts has come to its end.
         scheduler.requests = {"a": request(), "c": request(left=2)}
         if not is_fixed:
-            assert not schedule(scheduler, "ac").could_draft
+            assert not schedule(scheduler, "ac").any_eligible
     scheduler.requests = {"a": request(), "c": request()}
     assert schedule(scheduler, "ac").lengths == {"a": 0, "c": 7}
 
 
 def test_a_name_that_comes_again_has_its_new_limit(scheduler: Any) -> None:
     """Such as a session's, whose next turn has as many tokens as its last step had."""
-    scheduler._cadence.observe(planning_seconds=1.0, step_seconds=1.0)
+    scheduler._cadence.record_times(planning_seconds=1.0, step_seconds=1.0)
     scheduler.requests = {name: request(left=500) for name in "ab"}
     plans = [schedule(scheduler, "ab") for _ in range(4)]
     assert [plan.length for plan in plans] == [7] * 4

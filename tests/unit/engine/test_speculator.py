@@ -194,7 +194,7 @@ def test_what_the_scheduler_has_counted_is_shown_by_the_worker() -> None:
     counting.probes, counting.planning_seconds, counting.step_seconds = 3, 0.5, 2.0
     counting.costs[0] = 2, 4.0, 6.0
     speculator.statistics.steps = 7
-    for plan in (StepPlan(counted=counting.of_planning()), StepPlan()):
+    for plan in (StepPlan(counted=counting.scheduler_counters()), StepPlan()):
         speculator.begin_step(scheduled(plan))
         assert speculator.plan is plan
         shown = speculator.statistics.to_dict()

@@ -38,12 +38,12 @@ def step_of(plan: Plan | None = None, **changes: Any) -> StepRecord:
 
 def drafted_step(**changes: Any) -> StepRecord:
     """The first and last are drafted. 50 ms, of which the target takes 40 and the drafter 8."""
-    plan = Plan(np.array([True, False, True]), width=3, price=1.0, speedup=1.5)
+    plan = Plan(np.array([True, False, True]), width=3, utility_per_second=1.0, speedup=1.5)
     numbers = {
         "produced": np.array([3, 1, 1]),
         "verified": np.array([2, 2, 0]),
         "lengths": np.array([2, 3, 0]),  # the second was not drafted, so its length does not count
-        "could_draft": True,
+        "any_eligible": True,
         "draft_rows": 8,
         "draft_seconds": 0.008,
         "context_rows": 5,
@@ -62,7 +62,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
     step.verified = np.array([7, 3, 1, 5, 2, 0])
     step.verified_free = np.array([7, 3, 0, 5, 0, 0])  # the fourth's sample was discarded
     for _ in range(2):
-        statistics.observe_verification(step)
+        statistics.count_verification(step)
     assert changed(statistics) == {
         "verifications": 8,
         "draft_tokens": 26,
@@ -98,9 +98,9 @@ def test_lengths_are_those_of_blocks() -> None:
     """A request that was drafted but took what its text predicts has length 0."""
     statistics = DraftStatistics(3)
     taken = {"lengths": np.array([30, 12, 2]), "from_text": np.array([True, True, False])}
-    statistics.observe(drafted_step(**taken), None)
+    statistics.count_step(drafted_step(**taken), None)
     free = Plan.without_block(3)
-    statistics.observe(step_of(free, lengths=np.array([30, 0, 0]), could_draft=True), None)
+    statistics.count_step(step_of(free, lengths=np.array([30, 0, 0]), any_eligible=True), None)
     assert statistics.to_dict()["draft_lengths"] == [1, 0, 1, 0]
     assert (statistics.drafted_steps, statistics.skipped_steps) == (1, 1)
 
@@ -109,7 +109,7 @@ def test_lengths_are_those_of_blocks() -> None:
     ("step", "counted"),
     [
         (step_of(), {}),
-        (step_of(could_draft=True), {"skipped_steps": 1}),
+        (step_of(any_eligible=True), {"skipped_steps": 1}),
         (step_of(nan_drafts=2), {"nan_drafts": 2}),
         (step_of(seconds=2.0, planning_seconds=0.5), {"planning_share": 0.25}),
         (step_of(planning_seconds=0.5), {}),  # a pause: there is no time to take a share of
@@ -128,18 +128,21 @@ def test_lengths_are_those_of_blocks() -> None:
             step_of(Plan(np.array([True, False, True]), 1, is_probe=True)),
             {"drafted_steps": 1, "probes": 1, "drafted_requests": 2, "draft_lengths": [2, 0, 0, 0]},
         ),
-        (step_of(Plan.without_block(3, is_probe=True), could_draft=True), {"skipped_steps": 1}),
+        (
+            step_of(Plan.without_block(3, is_probe=True), any_eligible=True),
+            {"skipped_steps": 1},
+        ),
     ],
 )
 def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:
     statistics = DraftStatistics(3)
-    statistics.observe(step, None)
+    statistics.count_step(step, None)
     assert changed(statistics) == {"steps": 1, **counted}
 
 
 def test_what_was_expected_against_what_came() -> None:
     statistics = DraftStatistics(3)
-    statistics.observe(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
+    statistics.count_step(drafted_step(), StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025))
     assert statistics.to_dict()["costs_ms"] == {
         "step": {"estimated": 30.0, "measured": 40.0},
         "draft": {"estimated": 12.0, "measured": 8.0},
@@ -156,8 +159,8 @@ def test_a_step_that_stands_for_several() -> None:
     """Its times are means, and each of those steps counts."""
     statistics = DraftStatistics(3)
     estimate = StepEstimate(0.02, 0.5, 0.5, plain_seconds=0.02)
-    statistics.observe(step_of(target_seconds=0.025, count=4), estimate)
-    statistics.observe(step_of(target_seconds=0.05), estimate)
+    statistics.count_step(step_of(target_seconds=0.025, count=4), estimate)
+    statistics.count_step(step_of(target_seconds=0.05), estimate)
     assert statistics.to_dict()["costs_ms"] == {
         "step": {"estimated": 20.0, "measured": 30.0},  # mean of five
         "draft": NO_TIME,  # none ran

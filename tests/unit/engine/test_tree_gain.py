@@ -15,14 +15,14 @@ NODES = 31
 
 
 def told(
-    verified: list[int], if_cut: list[list[int]], chains: list[int]
+    verified: list[int], tokens_if_truncated: list[list[int]], chains: list[int]
 ) -> tuple[Outcomes, np.ndarray, np.ndarray]:
     """Outcomes of trees: how many nodes were verified, how many drafts were accepted with 7, 15 or
     all nodes, and how many of the chains in them."""
-    accepted = np.array(if_cut)
+    accepted = np.array(tokens_if_truncated)
     columns = 1 + accepted[:, [0, 1, 2]]
     columns[accepted[:, 2] < 0] = 0  # no tree
-    outcomes = outcomes_of(verified, 7, accepted=chains)._replace(if_cut=columns)
+    outcomes = outcomes_of(verified, 7, accepted=chains)._replace(tokens_if_truncated=columns)
     return outcomes, np.abs(accepted[:, 2]), np.zeros(len(verified))
 
 
@@ -93,7 +93,7 @@ def became(
     firsts = [node for node, way in enumerate(tree.ways[:verified]) if not any(way)]
     came = next((n for n in range(len(firsts)) if by_depth[n]), len(firsts))
     outcomes = outcomes_of([verified], 15, accepted=[came])
-    outcomes = outcomes._replace(if_cut=1 + np.array([lengths[:3]]))
+    outcomes = outcomes._replace(tokens_if_truncated=1 + np.array([lengths[:3]]))
     rest = sum(sure ** np.arange(1, 16 - len(firsts))) * (came == len(firsts))
     return outcomes, np.array(lengths[3:]), np.array([rest])
 

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_dflash.engine.v2.trees import tree_requests
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.trees.tree_planning import TreePlanner
-from vllm_dflash.engine.v2.trees.tree_requests import may_branch, why_chains
+from vllm_dflash.engine.v2.trees.tree_requests import may_branch, trees_unsupported_reason
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.planning.planner import Planner
 
@@ -81,7 +81,7 @@ def engine(**changes: Any) -> Any:
     ],
 )
 def test_engines_that_get_chains(changes: dict[str, Any], why: str | None) -> None:
-    found = why_chains(engine(**changes))
+    found = trees_unsupported_reason(engine(**changes))
     assert found == why or (why and found and why in found)
 
 
@@ -89,7 +89,7 @@ def test_installed_logits_processors_mean_chains(monkeypatch: pytest.MonkeyPatch
     """vLLM loads them without being asked."""
     found = {"vllm.logits_processors": ["somebody's"]}
     monkeypatch.setattr(tree_requests, "entry_points", lambda group: found[group])
-    assert "logits processors" in str(why_chains(engine()))
+    assert "logits processors" in str(trees_unsupported_reason(engine()))
 
 
 def test_without_a_step_that_walked_nothing_was_a_tree() -> None:

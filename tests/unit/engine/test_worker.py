@@ -102,7 +102,7 @@ class Drafter:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.statistics.observe_length(1, 7, could_draft=True)
+            self.statistics.count_length(1, 7, any_eligible=True)
             self.statistics.nan_drafts += 1
             for each in (self.slots.records, self.slots.overall, self.slots.counts):
                 each += 1

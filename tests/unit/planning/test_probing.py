@@ -80,9 +80,9 @@ def verified(ours: Planner, request: int) -> None:
     """Have a request's drafts verified in a step of its own, unsuccessfully."""
     rows = ours.rows(names(8))[[request]]
     ours.blocks.step += 1
-    ours.blocks.observe_drafts(rows, np.full((1, 4), 0.01))
+    ours.blocks.record_drafts(rows, np.full((1, 4), 0.01))
     one = np.ones(1, np.int64)
-    ours.blocks.observe_outcomes(rows, np.full((1, 4), 0.01), one, 0 * one)
+    ours.blocks.record_outcomes(rows, np.full((1, 4), 0.01), one, 0 * one)
 
 
 @pytest.mark.parametrize("of", ["V1", "V2"])
@@ -199,7 +199,7 @@ def test_where_drafting_pays_plain_decoding_is_measured_now_and_then(of: str) ->
     assert plan.speedup == ours.speedup == pays.speedup
     step = step_of(names(2), np.zeros(2, int), np.zeros(2, int))
     step.target_seconds, step.context_lens = 0.012, np.array([10, 10])
-    ours.observe(step)
+    ours.record_step(step)
     ours.plans([2, 2])
     assert not ours.checks.asked[-1][2]
 
@@ -229,6 +229,6 @@ def test_of_a_batch_that_was_never_seen_plain_decoding_is_soon_measured() -> Non
     first = steps_until_plain()
     step = step_of(names(2), np.zeros(2, int), np.zeros(2, int))
     step.target_seconds, step.context_lens = 0.012, np.array([10, 10])
-    ours.observe(step)
+    ours.record_step(step)
     assert first < 40
     assert steps_until_plain() > 5 * first

@@ -75,7 +75,7 @@ class DraftStatistics:
         """Reset all counters to zero, in place."""
         vars(self).update(vars(DraftStatistics(self.max_draft)))
 
-    def observe_verification(self, step: StepRecord) -> None:
+    def count_verification(self, step: StepRecord) -> None:
         """Count the results of the drafts that a step verified."""
         numbers = zip(step.verified.tolist(), step.verified_free.tolist(), strict=True)
         self.count_verified(step.ids, step.produced.tolist(), [*numbers])
@@ -105,34 +105,34 @@ class DraftStatistics:
         self.verifications, self.draft_tokens, self.accepted_tokens, self.nan_drafts = both
         self.free_verifications, self.free_draft_tokens, self.free_accepted_tokens, _ = of_texts
 
-    def observe_lengths(self, lengths: Ints, *, could_draft: bool) -> None:
+    def count_lengths(self, lengths: Ints, *, any_eligible: bool) -> None:
         """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle."""
         self.draft_lengths += np.bincount(lengths, minlength=self.max_draft + 1)
-        self._observe_blocks(len(lengths), int(lengths.sum()), could_draft)
+        self._count_blocks(len(lengths), int(lengths.sum()), any_eligible)
 
-    def observe_length(self, count: int, length: int, *, could_draft: bool) -> None:
+    def count_length(self, count: int, length: int, *, any_eligible: bool) -> None:
         """Count a step that drafts `count` blocks of this length. Makes no arrays: V2's host counts
         every step, and a fast GPU waits for it."""
         self.draft_lengths[length] += count
-        self._observe_blocks(count, count * length, could_draft)
+        self._count_blocks(count, count * length, any_eligible)
 
-    def _observe_blocks(self, count: int, tokens: int, could_draft: bool) -> None:
+    def _count_blocks(self, count: int, tokens: int, any_eligible: bool) -> None:
         self.steps += 1
         self.drafted_steps += count > 0
-        self.skipped_steps += could_draft and not count
+        self.skipped_steps += any_eligible and not count
         self.drafted_requests += count
         self.planned_tokens += tokens
 
-    def observe(self, step: StepRecord, estimate: StepEstimate | None) -> None:
+    def count_step(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step that has ended; `estimate`: its expected time, if there is one."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
-        self.observe_lengths(blocks, could_draft=step.could_draft)
+        self.count_lengths(blocks, any_eligible=step.any_eligible)
         self.probes += plan.is_probe and plan.runs_block
         self.nan_drafts += step.nan_drafts
-        self.observe_time(step, estimate)
+        self.count_times(step, estimate)
 
-    def observe_time(self, step: StepRecord, estimate: StepEstimate | None) -> None:
+    def count_times(self, step: StepRecord, estimate: StepEstimate | None) -> None:
         """Count a step's times; `estimate`: its expected time, if there is one."""
         self.step_seconds += step.seconds
         self.draft_seconds += step.draft_seconds
@@ -152,11 +152,14 @@ class DraftStatistics:
         self.expected_tokens += float(plain) * step.plan.speedup
         self.produced_tokens += step.count * step.num_requests + int(step.accepted.sum())
 
-    def of_planning(self) -> dict[str, Any]:
-        """Return what only the planner's process counts, to `take_over` in another one."""
-        return {**{name: getattr(self, name) for name in OF_PLANNING}, "costs": self.costs.copy()}
+    def scheduler_counters(self) -> dict[str, Any]:
+        """Return what only the scheduler's process counts, for workers' statistics to merge."""
+        return {
+            **{name: getattr(self, name) for name in SCHEDULER_COUNTERS},
+            "costs": self.costs.copy(),
+        }
 
-    def take_over(self, counted: dict[str, Any]) -> None:
+    def merge_scheduler_counters(self, counted: dict[str, Any]) -> None:
         """Replace these counters with those of another process."""
         vars(self).update(counted)
 
@@ -185,11 +188,11 @@ class DraftStatistics:
 
 COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
 """Description of each counter, by name."""
-OF_PLANNING = (
+SCHEDULER_COUNTERS = (
     *("probes", "step_seconds", "planning_seconds"),
     *("produced_tokens", "expected_tokens", "plain_tokens"),
 )
-"""Names of the counters that `DraftStatistics.of_planning` returns."""
+"""Names of the counters that `DraftStatistics.scheduler_counters` returns."""
 METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
 """Names of the counters that are shown at `/metrics`."""
 

@@ -77,20 +77,20 @@ class FixedLength:
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         """Draft for every request that can use drafts."""
-        width = min(self.max_draft, int(limits.max(initial=0)))
-        return Plan(limits > 0, width)
+        width = min(self.max_draft, int(max_drafts.max(initial=0)))
+        return Plan(max_drafts > 0, width)
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         """Verify all drafts of the blocks."""
-        lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
+        lengths = np.minimum(step.max_drafts, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
 
     def learn_drafts(self, step: StepRecord) -> None:
         """Do nothing."""
 
-    def observe(self, step: StepRecord) -> None:
+    def record_step(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""
 
 
@@ -171,14 +171,14 @@ class HostStep:
         is_skipping = self._skip_steps > 0 and not step.verified.any()
         held = self._clock.finish(step, hold=is_skipping)
         if held is not None:
-            self.statistics.compare(held, self.planner.observe(held))
+            self.statistics.compare(held, self.planner.record_step(held))
         estimate = None
         if not (step.repeats_plan and step.verified.any()):  # others are the mean of held ones
             with step.timing("planning"):
-                estimate = self.planner.observe(step)
+                estimate = self.planner.record_step(step)
         if not step.repeats_plan:
-            self._cadence.observe(self._plan_seconds, step.seconds)
-        self.statistics.observe(step, estimate)
+            self._cadence.record_times(self._plan_seconds, step.seconds)
+        self.statistics.count_step(step, estimate)
 
     # --- the parts of a step, in their order ------------------------------------------------------
 
@@ -190,7 +190,7 @@ class HostStep:
         free = np.array([self._handed_over.get(name, False) for name in step.ids])
         step.verified = np.where(ours & step.decoding, step.verified, 0)
         step.verified_free = step.verified * free
-        self.statistics.observe_verification(step)
+        self.statistics.count_verification(step)
 
     def _keep_context(self, step: StepRecord, batch: TargetBatch) -> None:
         """Store the context of all rows that were not rejected, or add it to the backlog."""
@@ -218,7 +218,7 @@ class HostStep:
             found = self.free_drafts.look_up(
                 step, batch.texts, batch.sampled, batch.text_limits, batch.most_free
             )
-        if found.lengths.any() or found.known.any():
+        if found.lengths.any() or found.num_observed.any():
             step.predicted = found
 
     def _repeat_plan(self, step: StepRecord) -> None:
@@ -241,12 +241,14 @@ class HostStep:
     def _limit(self, step: StepRecord, batch: TargetBatch) -> None:
         """Find how many drafts of a block each request can use, and its waiting context."""
         if step.repeats_plan and not step.plan.width:
-            step.could_draft = self._last.could_draft
+            step.any_eligible = self._last.any_eligible
             return
-        step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
-        step.could_draft = bool(step.limits.any())
+        step.max_drafts = draft_limits(
+            step.context_lens, batch.block_limits, self.width, step.decoding
+        )
+        step.any_eligible = bool(step.max_drafts.any())
         if step.repeats_plan:  # requests that have come to their end are not drafted any more
-            step.plan = replace(step.plan, drafted=step.plan.drafted & (step.limits > 0))
+            step.plan = replace(step.plan, drafted=step.plan.drafted & (step.max_drafts > 0))
             if not step.plan.drafted.any():
                 step.repeats_plan = False
                 self._learn(step)
@@ -262,7 +264,7 @@ class HostStep:
             plan = self.planner.plan(
                 step.ids,
                 step.context_lens,
-                step.limits,
+                step.max_drafts,
                 predicted=step.predicted,
                 waiting=step.waiting,
                 steps=steps,
@@ -291,7 +293,7 @@ class HostStep:
         """Draft the blocks of all planned requests in one forward pass of the drafter."""
         inputs = block_inputs(
             step.context_lens,
-            np.minimum(step.limits, step.plan.width) * step.plan.drafted,
+            np.minimum(step.max_drafts, step.plan.width) * step.plan.drafted,
             batch.bonus_ids,
             self.mask_token_id,
             batch.block_table.numpy(),
@@ -314,11 +316,11 @@ class HostStep:
 
     def _choose(self, step: StepRecord, block: BlockDrafts) -> None:
         """Choose block or free drafts for each request, and how many; the same on every rank."""
-        drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
+        drafted, usable = step.plan.drafted, np.zeros_like(step.max_drafts)
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
-        step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())
+        step.nan_drafts = int(np.minimum(step.max_drafts, step.plan.width)[drafted].sum())
         step.nan_drafts -= int(usable.sum())
-        step.limits = usable
+        step.max_drafts = usable
         with step.timing("planning"):
             step.lengths, step.from_text = self.planner.choose(step, block.confidence)
         if not self.planner.agrees_across_ranks:

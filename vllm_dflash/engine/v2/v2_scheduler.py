@@ -115,7 +115,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         if never_drafts(scheduler_output) or self._own_limits.forbid_all(scheduled):
             # Charge nothing for it, and spend no probe on it.
             self._cache.expire()
-            return StepPlan(could_draft=False, is_new=is_due)
+            return StepPlan(any_eligible=False, is_new=is_due)
         if self._cache and not is_due and not self._trees.num_nodes:
             return self._cache.repeat(scheduled, self.requests)
         self._cache.expire()
@@ -126,15 +126,15 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         limits = self._own_limits.cut(limits, names)
         ahead = Plan.without_block(len(names), lengths=np.zeros_like(limits))
         # Fixed lengths: K drafts after every step.
-        could_draft = self._is_fixed or any(
+        any_eligible = self._is_fixed or any(
             can_use_drafts(self.requests.get(name), length) and self._own_limits.get(name) != 0
             for name, length in zip(names, context.tolist(), strict=True)
         )
-        if could_draft:
+        if any_eligible:
             ahead = self._ahead(names, context, limits)
         lengths = self._trees.lengths(ahead, names, self.requests, context, ends)
         each = dict(zip(names, lengths.tolist(), strict=True))
-        return StepPlan.of(each, runs_block=ahead.runs_block, could_draft=could_draft)
+        return StepPlan.from_lengths(each, runs_block=ahead.runs_block, any_eligible=any_eligible)
 
     def _numbered(self, plan: StepPlan) -> StepPlan:
         """Add the step's number, what workers report, and what they are told."""
@@ -149,10 +149,10 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Count the draft lengths of a step of `count` requests."""
         if plan.lengths is not None and plan.runs_block:
             lengths = np.array([*plan.lengths.values()])
-            self.statistics.observe_lengths(lengths, could_draft=plan.could_draft)
+            self.statistics.count_lengths(lengths, any_eligible=plan.any_eligible)
         else:
             blocks = count * plan.runs_block
-            self.statistics.observe_length(blocks, plan.length, could_draft=plan.could_draft)
+            self.statistics.count_length(blocks, plan.length, any_eligible=plan.any_eligible)
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Plan:
         steps = self._cadence.take_steps_since_plan()
@@ -170,7 +170,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             most = self._width if most == limits[freest] else most
             lengths = np.where(ahead.lengths < limits, ahead.lengths, most)
         kept = dict(zip(names, lengths.tolist(), strict=False))
-        self._cache.keep(kept, runs_block=ahead.runs_block)
+        self._cache.keep_plan(kept, runs_block=ahead.runs_block)
         return ahead
 
     def _counted_for_workers(self) -> dict[str, Any] | None:
@@ -179,7 +179,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         if self._update_in > 0:
             return None
         self._update_in = UPDATE_STEPS
-        return self.statistics.of_planning()
+        return self.statistics.scheduler_counters()
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Cut drafts to their lengths. Called by vLLM if scheduling is synchronous."""
@@ -219,7 +219,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         facts = FACTS.on(model_runner_output)
         if facts is not None:
             self._start(facts)
-        self._observe(scheduler_output, model_runner_output)
+        self._record_step(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
             self._log.tick()
@@ -228,7 +228,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
     def _start(self, facts: WorkerFacts) -> None:
         self.planner.start(facts.costs, facts.lengths, ragged_seconds=facts.ragged_seconds)
 
-    def _observe(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
+    def _record_step(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
         plan, table = plan_of(scheduler_output), OUTCOMES.on(output)
         # Use the scheduler's order, which is stable while the batch is; the worker puts requests
         # with most drafts first.
@@ -242,7 +242,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         draft_rows = self._last_block_rows
         self._last_block_rows = plan.runs_block * len(names) * self._block_rows
         if not plan.is_new:
-            self.statistics.step_seconds += self._clock.pass_over(
+            self.statistics.step_seconds += self._clock.end_step_unobserved(
                 names, scheduler_output.total_num_scheduled_tokens
             )
             return
@@ -255,7 +255,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
             drafts = scheduler_output.scheduled_spec_decode_tokens
             given = sum(map(len, drafts.values()))
-            outcomes = Outcomes.of(table, len(TREE_CUTS))
+            outcomes = Outcomes.from_table(table, len(TREE_CUTS))
             step.verified = outcomes.admitted  # placeholders, too, which take time as well
             step.rows -= given - int(step.verified.sum())
             self._trees.record_step(names, outcomes, step.produced - 1)
@@ -268,10 +268,10 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         with step.timing("planning"):
             if outcomes is not None and self.planner.is_started:
                 self.planner.learn_outcomes(step, outcomes)
-            estimate = self.planner.observe(step)
-        self._cadence.observe(self._planning_seconds + step.planning_seconds, step.seconds)
+            estimate = self.planner.record_step(step)
+        self._cadence.record_times(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
-        self.statistics.observe_time(step, estimate)
+        self.statistics.count_times(step, estimate)
 
 
 class V2AsyncScheduler(V2Scheduler, AsyncScheduler):

@@ -42,9 +42,9 @@ class TreeGain:
     def record_step(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:
         """Learn from R requests: their accepted drafts, [R], and what is expected of the trees'
         chains after the drafts that were verified, [R]."""
-        if_cut = outcomes.if_cut[:, : len(self.sizes) - 1] - 1
-        of_trees = np.column_stack([if_cut, accepted])  # [R, S]
-        had_trees = outcomes.if_cut[:, :1] > 0
+        tokens_if_truncated = outcomes.tokens_if_truncated[:, : len(self.sizes) - 1] - 1
+        of_trees = np.column_stack([tokens_if_truncated, accepted])  # [R, S]
+        had_trees = outcomes.tokens_if_truncated[:, :1] > 0
         is_informative = had_trees & (outcomes.admitted[:, None] >= self.sizes)
         trees = (of_trees * is_informative).sum(axis=0)
         chains = ((outcomes.accepted + rest)[:, None] * is_informative).sum(axis=0)
@@ -71,9 +71,9 @@ def rest_of_chains(outcomes: Outcomes, ratio: Floats) -> Floats:
     If all verified drafts of the chain were accepted, this is the expectation of the rest;
     otherwise it is 0. `ratio`: accepted drafts of each request for each expected one, [R].
     """
-    places = np.arange(outcomes.confidence.shape[1])
-    is_rest = places >= outcomes.verified_in_chain[:, None]
+    draft = np.arange(outcomes.confidence.shape[1])
+    is_rest = draft >= outcomes.verified_in_chain[:, None]
     survival = np.where(is_rest, outcomes.confidence, 1.0).cumprod(axis=1)
-    came = outcomes.accepted == outcomes.verified_in_chain
-    rest: Floats = came * (np.minimum(survival * ratio[:, None], 1.0) * is_rest).sum(axis=1)
+    is_accepted = outcomes.accepted == outcomes.verified_in_chain
+    rest: Floats = is_accepted * (np.minimum(survival * ratio[:, None], 1.0) * is_rest).sum(axis=1)
     return rest

@@ -37,7 +37,7 @@ def may_branch(params: SamplingParams | None) -> bool:
     )
 
 
-def why_chains(config: VllmConfig) -> str | None:
+def trees_unsupported_reason(config: VllmConfig) -> str | None:
     """Reason why no drafts of an engine can be trees, whatever its layers; None if they can.
 
     Reasons that follow from its settings alone are found before it starts: `config/pair.py`.
