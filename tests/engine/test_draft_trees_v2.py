@@ -126,10 +126,13 @@ def test_trees_of_different_sizes_and_texts_beside_them(
         prefer(llm, text=0.6, block=0.5)
         directed(llm, monkeypatch, lambda most: drafting(most, runs_block=True))
         sizes = np.array([3, 7, NODES])
+        of_trees = scheduler._trees._lengths_of_trees
         monkeypatch.setattr(
-            scheduler,
-            "_best_places",
-            lambda _, trees, __: np.minimum(trees[-1], sizes[: trees.shape[1]]),
+            scheduler._trees,
+            "lengths",
+            lambda plan, *batch: np.minimum(
+                of_trees(plan.lengths, *batch)[-1], sizes[: len(batch[0])]
+            ),
         )
         tokens = token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))
         (stats,) = llm.collective_rpc("dflash_stats")

@@ -32,7 +32,7 @@ NEW_TOKENS = 24
 
 
 class Never(FixedLength):
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         return Plan.without_block(len(ids))
 
 

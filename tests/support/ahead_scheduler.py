@@ -144,7 +144,7 @@ class Ours:
         fields = outcomes._replace(source=source)._asdict()
         confidence = fields.pop("confidence")
         table = np.zeros((len(names), OUTCOME_COLUMNS + confidence.shape[1]))
-        fields.pop("if_cut")
+        fields.pop("tokens_if_truncated")
         table[:, : len(fields)] = np.column_stack([*fields.values()])
         table[:, OUTCOME_COLUMNS:] = confidence
         sampled = SimpleNamespace(

@@ -38,7 +38,14 @@ TYPES = {
 """Types of arguments; the others are numbers."""
 KINDS = {"NO_DRAFTS": 0, "BLOCK": 1, "TEXT": 2}
 WIDTHS, ONE = {"K": 15, "PADDED_K": 16}, {"K": 1, "PADDED_K": 1}
-GRADING = {**KINDS, "REQUEST_MEMORY": 0.9, "HEAD": 6, "COLUMNS": 11, "CUTS": 3, "ROWS": 256}
+GRADING = {
+    **KINDS,
+    "REQUEST_MEMORY": 0.9,
+    "NUM_RECORD_FIELDS": 6,
+    "COLUMNS": 11,
+    "CUTS": 3,
+    "ROWS": 256,
+}
 OVERALL = {"BLOCK": 1, "TEXT": 2, "LOG_MEMORY": log2(0.98), "TILE": 128, "COLUMNS": 11}
 DRAWING = {"tokens": "*i32", "rows": "*i64"}
 ALL_ROWS: dict[str, Any] = {**DRAWING, "rows": None}
@@ -50,7 +57,7 @@ NOT_DRAWN = {"IS_DRAWN": False}
 CHOICE = {
     **KINDS,
     **WIDTHS,
-    "HEAD": 6,
+    "NUM_RECORD_FIELDS": 6,
     "MOST_TRUST": 511,
     "PRIOR": 8.0,
 }
@@ -81,7 +88,7 @@ GROWTH = {
     "W": 64,
     "C": 8,
     "PADDED_C": 8,
-    "HEAD": 6,
+    "NUM_RECORD_FIELDS": 6,
     "PRIOR": 8.0,
     "BLOCK": 1,
     "HAS_BLOCK": True,

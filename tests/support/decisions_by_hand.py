@@ -95,7 +95,7 @@ class DecisionsByHand:
         graded: tuple[list[tuple[int, float, int]], ...] = ([], [])
         outcomes = []
         for slot, produced, refused, text in zip(slots, sampled, rejected, texts, strict=True):
-            held, verified, tells, came_true = self.slots[slot], 0, 0, 0
+            held, verified, tells, num_correct = self.slots[slot], 0, 0, 0
             admitted = produced - 1 + refused if produced else 0
             if held.source != NO_DRAFTS:
                 verified = admitted
@@ -108,15 +108,24 @@ class DecisionsByHand:
                 if held.source == TEXT and verified:
                     compared, tells = verified, min(produced, self.width)
                 newest = text[len(text) - produced :]
-                while came_true < tells and newest[came_true] == held.tokens[came_true]:
-                    came_true += 1
-                right = min(came_true, compared)
+                while num_correct < tells and newest[num_correct] == held.tokens[num_correct]:
+                    num_correct += 1
+                right = min(num_correct, compared)
                 tried = min(right + 1, compared)
                 expected = sum(1.0 - one for one in held.trust[:tried])
                 graded[1].append((slot, expected, tried - right))
             length = self.width if held.match else 0
             accepted = produced - 1 if verified else 0
-            counts = held.source, admitted, held.match, length, tells, came_true, verified, accepted
+            counts = (
+                held.source,
+                admitted,
+                held.match,
+                length,
+                tells,
+                num_correct,
+                verified,
+                accepted,
+            )
             outcomes.append([*counts, 0, 0, 0, *held.confidence])  # no tree was cut
             held.source, held.match = NO_DRAFTS, 0
         for bias, each in zip(self.biases, graded, strict=True):

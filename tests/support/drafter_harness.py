@@ -31,7 +31,7 @@ from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v2 import speculator
-from vllm_dflash.engine.v2.draft_slots import HEAD
+from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS
 from vllm_dflash.engine.v2.exchange import StepPlan
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.vllm_fixes.gathered_ids import fix_gathered_ids
@@ -286,7 +286,7 @@ class SpeculatorHarness(Harness):
             self.proposer.slots.records,
             self.proposer.num_speculative_steps,
         )
-        held = records[:, HEAD : HEAD + width]
+        held = records[:, NUM_RECORD_FIELDS : NUM_RECORD_FIELDS + width]
         return int((held < 0.0).sum())
 
     def _load(self, target: HfTarget) -> None:

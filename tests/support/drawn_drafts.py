@@ -8,7 +8,7 @@ import torch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from support.kernel_oracle import Oracle
-from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.confidence import find_argmax
 from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
 
 TEMPERATURES = 0.0, 1.0, 0.7, 1.5
@@ -47,9 +47,9 @@ def compare(
     )
     ids = torch.arange(size, device=device) + (0 if d2t is None else d2t)
     drawn, confidence = torch.zeros_like(slots), torch.zeros(count, device=device)
-    find_likeliest(logits, drawn, confidence, noise=noise)
+    find_argmax(logits, drawn, confidence, noise=noise)
     likeliest, expected_confidence = torch.zeros_like(slots), torch.zeros_like(confidence)
-    find_likeliest(logits, likeliest, expected_confidence)
+    find_argmax(logits, likeliest, expected_confidence)
     assert torch.equal(confidence, expected_confidence)
     assert torch.equal(drawn[slots <= 0], likeliest[slots <= 0])  # temperature 0, and nobody's
     found, expected = [ids[drawn]], [_verified(logits, ids, noise)]

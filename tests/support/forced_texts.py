@@ -23,12 +23,12 @@ class ForcedTexts(FixedLength):
         self._dice = np.random.default_rng(seed)
         self._whole = whole
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         rests = self._whole or self._dice.random() < 0.5
-        drafted = (limits > 0) & (self._dice.random(len(ids)) < 0.7)
+        drafted = (max_drafts > 0) & (self._dice.random(len(ids)) < 0.7)
         if rests or not drafted.any():
             return Plan.without_block(len(ids))
-        width = int(self._dice.integers(1, 1 + min(self.max_draft, limits[drafted].max())))
+        width = int(self._dice.integers(1, 1 + min(self.max_draft, max_drafts[drafted].max())))
         return Plan(drafted, width)
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:

@@ -104,7 +104,7 @@ class Grown:
         assert trees.depths[slot].tolist() == expected.depths
         of_words = [each % 2**64 for each in trees.masks[slot].tolist()]
         assert of_words == expected.masks
-        assert trees.likeliest[slot].item() % 2**64 == expected.likeliest
+        assert trees.argmax_nodes[slot].item() % 2**64 == expected.likeliest
         assert self.drafts[request, :nodes].tolist() == expected.tokens
         assert (self.drafts[request, nodes:] == self.newest[slot]).all()
         assert (self.chances[request, nodes:] == 0.0).all()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from support.kernel_oracle import Oracle
-from vllm_dflash.engine.v2.confidence import TILE, find_likeliest
+from vllm_dflash.engine.v2.confidence import TILE, find_argmax
 from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES
 
 NAN, INF = float("nan"), float("inf")
@@ -48,7 +48,7 @@ def check_candidates(logits: torch.Tensor, count: int) -> None:
     tokens = torch.full(shape, UNTOUCHED, device=logits.device)
     shares = torch.full(shape, float(UNTOUCHED), device=logits.device)
     confidence = torch.zeros(len(logits), device=logits.device)
-    find_likeliest(logits, tokens[:-1], confidence, shares[:-1])
+    find_argmax(logits, tokens[:-1], confidence, shares[:-1])
     assert (tokens[-1] == UNTOUCHED).all()
     assert (shares[-1] == UNTOUCHED).all()
     assert torch.equal(shares[:-1, 0], confidence)
@@ -72,7 +72,7 @@ def compare_confidence(
     num_rows, device = len(logits) if num_rows is None else num_rows, logits.device
     tokens = torch.full((len(logits) + 1,), UNTOUCHED, device=device)
     confidence = torch.full((len(logits) + 1,), float(UNTOUCHED), device=device)
-    find_likeliest(logits, tokens[:num_rows], confidence[:num_rows])
+    find_argmax(logits, tokens[:num_rows], confidence[:num_rows])
     assert (tokens[num_rows:] == UNTOUCHED).all()
     assert (confidence[num_rows:] == UNTOUCHED).all()
     found = []

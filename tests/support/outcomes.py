@@ -15,8 +15,8 @@ def outcomes_of(
     confidence: float | None = None,
     matches: int = 0,
     lengths: int = 0,
-    known: list[int] | None = None,
-    came_true: list[int] | None = None,
+    num_observed: list[int] | None = None,
+    num_correct: list[int] | None = None,
     accepted: list[int] | None = None,
 ) -> Outcomes:
     """Return outcomes of R requests with drafts of one kind; the others have none (`NO_DRAFTS`)."""
@@ -29,8 +29,8 @@ def outcomes_of(
         drafts,
         np.full(count, matches),
         np.full(count, lengths),
-        nothing if known is None else np.array(known),
-        nothing if came_true is None else np.array(came_true),
+        nothing if num_observed is None else np.array(num_observed),
+        nothing if num_correct is None else np.array(num_correct),
         drafts,
         nothing if accepted is None else np.array(accepted),
         np.full((count, width), sure),

@@ -69,7 +69,7 @@ def ms_of(costs: StepCosts, num_requests: int, rows: int) -> float:
 class SteadyCosts(StepCosts):
     """Costs that never change, and steps that always took what was expected: decisions repeat."""
 
-    def observe(self, step: StepRecord) -> StepEstimate:
+    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
         plain = self.plain(step.num_requests, float(step.context_lens.sum()))
         return StepEstimate(step.target_seconds, step.draft_seconds, step.context_seconds, plain)
 

@@ -26,7 +26,7 @@ class Predicted(NamedTuple):
     """Tokens that match there."""
     length: int
     """Tokens predicted."""
-    came_true: int
+    num_correct: int
     """Those that are right, up to the first wrong one."""
 
 

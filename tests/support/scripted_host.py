@@ -47,7 +47,7 @@ class Blocks:
 
 
 def drafting(*drafted: bool, width: int = 4, **fields: Any) -> Plan:
-    return Plan(np.array(drafted), width, price=1.0, speedup=2.0, **fields)
+    return Plan(np.array(drafted), width, utility_per_second=1.0, speedup=2.0, **fields)
 
 
 class Scripted(FixedLength):
@@ -63,8 +63,8 @@ class Scripted(FixedLength):
         self.done: list[str] = []
         """What it was asked to do, in order."""
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **more: Any) -> Plan:
-        self.asked.append({"limits": limits.tolist(), **more})
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **more: Any) -> Plan:
+        self.asked.append({"limits": max_drafts.tolist(), **more})
         self.done.append("plan")
         return self.plans.pop(0) if self.plans else Plan.without_block(len(ids))
 
@@ -73,7 +73,7 @@ class Scripted(FixedLength):
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         assert len(confidence) == step.plan.drafted.sum()
-        return np.minimum(step.limits, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
+        return np.minimum(step.max_drafts, 2) * step.plan.drafted, np.zeros(step.num_requests, bool)
 
 
 class FromText(Scripted):

@@ -64,14 +64,14 @@ class SimulatedDevice:
         own = np.where(source == NO_DRAFTS, 0, admitted)
         of_block, of_text = ((source == kind) & (own > 0) for kind in (BLOCK, TEXT))
         known = np.where(of_text, np.minimum(1 + accepted, length), np.minimum(length, 1))
-        came_true = np.minimum(self._text_true[slots], known)
+        num_correct = np.minimum(self._text_true[slots], known)
         compared = np.where(of_text, own, 1)
         self._learn(0, slots[of_block], self._confidence, own[of_block], accepted[of_block])
         has = known > 0
-        came = np.minimum(came_true, compared)
+        came = np.minimum(num_correct, compared)
         self._learn(1, slots[has], self._of_text, compared[has], came[has])
         confidence = self._confidence[slots]
-        became = source, admitted, match, length, known, came_true, own, accepted
+        became = source, admitted, match, length, known, num_correct, own, accepted
         outcomes = Outcomes(*became, confidence, np.zeros((len(slots), 0), np.int64))
         self.place[slots] += 1 + accepted
         self.source[slots], self._length[slots] = NO_DRAFTS, 0
@@ -96,9 +96,9 @@ class SimulatedDevice:
             confidence[0] = self._confidence[slots]
             self._block_true[slots] = self.drafts.block_true[text, place]
         if self.looks_up:
-            match, length, came_true = self.drafts.predicted[text, place].T
+            match, length, num_correct = self.drafts.predicted[text, place].T
             self._match[slots], self._length[slots] = match, length
-            self._text_true[slots] = came_true
+            self._text_true[slots] = num_correct
             trust = TRUST[np.minimum(match[:, None] + draft, len(TRUST) - 1)]
             confidence[1] = trust * (draft < length[:, None])
         self._of_text[slots] = confidence[1]

@@ -82,16 +82,16 @@ class Static(FixedLength):
         super().__init__(max(lengths))
         self.lengths = lengths
 
-    def _wanted(self, ids: Sequence[str], limits: Ints) -> Ints:
+    def _wanted(self, ids: Sequence[str], max_drafts: Ints) -> Ints:
         slots = [int(name.split("-")[0]) % len(self.lengths) for name in ids]
-        return np.minimum(np.array(self.lengths)[slots], limits)
+        return np.minimum(np.array(self.lengths)[slots], max_drafts)
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
-        wanted = self._wanted(ids, limits)
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
+        wanted = self._wanted(ids, max_drafts)
         return Plan(wanted > 0, int(wanted.max(initial=0)))
 
     def choose(self, step: StepRecord, confidence: Floats) -> Any:
-        return self._wanted(step.ids, step.limits), np.zeros(len(step.ids), bool)
+        return self._wanted(step.ids, step.max_drafts), np.zeros(len(step.ids), bool)
 
 
 @dataclass

@@ -20,9 +20,11 @@ from vllm_dflash.planning.step import Plan, StepRecord
 class Erratic(ForcedTexts):
     """Draws prices as well, which differ from rank to rank."""
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         price, speedup = self._dice.random(2)
-        return replace(super().plan(ids, context_lens, limits), price=price, speedup=speedup)
+        return replace(
+            super().plan(ids, context_lens, max_drafts), utility_per_second=price, speedup=speedup
+        )
 
 
 class Unsteady(Cadence):
@@ -69,7 +71,7 @@ class Watched:
             plan(step)
             agreed = step.plan
             numbers = (agreed.width, agreed.holds_for, agreed.is_probe)
-            prices = (agreed.price, agreed.speedup)
+            prices = (agreed.utility_per_second, agreed.speedup)
             self.decided.append((numbers, agreed.drafted.tolist(), prices))
 
         @functools.wraps(draft)

@@ -102,13 +102,13 @@ class Acceptance:
         if self.of_texts:
             further: Floats = self.curves[rows] * FURTHER ** np.arange(self.curves.shape[1])
             return further
-        places = np.arange(1, self.curves.shape[1] + 1)
-        found = np.minimum(self.curves[rows] * self.ratio(rows)[:, None] ** places, 1.0)
+        number = np.arange(1, self.curves.shape[1] + 1)
+        found = np.minimum(self.curves[rows] * self.ratio(rows)[:, None] ** number, 1.0)
         # No draft survives longer than the one before it, even where they beat their confidence.
         falling: Floats = np.minimum.accumulate(found, axis=1)
         return falling
 
-    def observe_drafts(self, rows: Ints, survival: Floats) -> None:
+    def record_drafts(self, rows: Ints, survival: Floats) -> None:
         """Learn what the new drafts of D requests promise, [D, w]. Drafts that a narrower block
         lacks would have gone on as it did."""
         if not len(rows):
@@ -123,7 +123,7 @@ class Acceptance:
         self.typical += weight * (survival.mean(axis=0) - self.typical)
         self.num_observed[rows] += 1
 
-    def observe_outcomes(
+    def record_outcomes(
         self, rows: Ints, confidence: Floats, verified: Ints, accepted: Ints
     ) -> None:
         """Learn what became of the drafts of D requests: of those that were tried, which are the

@@ -8,9 +8,8 @@ storing context are a curve each.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +31,9 @@ FAR_SHARE = 0.15
 """Share of a correction that reaches points far from the measured one: a machine that gets slower
 gets slower everywhere."""
 LEVEL_NOISE = 0.03
-"""Share of a step without drafts by which one with drafts may seem to be faster."""
+"""Measurement noise: a step with drafts may seem up to 3% faster than one without."""
+CATCH_UP_STEPS = 64
+"""Steps over which the cost of storing waiting context is spread: it is stored once."""
 
 
 class Curve:
@@ -45,17 +46,8 @@ class Curve:
         if len(self.counts) == 1:
             self.counts = np.append(self.counts, 2 * self.counts)
             self.seconds = self.seconds.repeat(2)
-        self._points = self.counts.tolist(), self.seconds.tolist()
         self._octaves = np.log2(np.maximum(self.counts, 0.5))
         self._seen = np.ones_like(self.seconds)  # measurements near each point; one for the profile
-
-    def one(self, count: float) -> float:
-        """Return the seconds for one count, as `at` does: ten times as fast as for an array."""
-        known, seconds = self._points
-        place = min(max(bisect_right(known, count), 1), len(known) - 1)
-        low, before = known[place - 1], seconds[place - 1]
-        slope = (seconds[place] - before) / (known[place] - low)
-        return before + max(count - low, 0.0) * slope
 
     def at(self, counts: Ints | Floats | float) -> Floats:
         """Return the seconds for each count; beyond the last point, the last slope goes on."""
@@ -67,7 +59,7 @@ class Curve:
 
     def correct(self, count: float, seconds: float) -> None:
         """Move the curve towards a measurement, most near its count, and more by the first ones."""
-        predicted = self.one(count)
+        predicted = float(self.at(count))
         if predicted <= 0.0:
             return
         surprise = min(max(seconds / predicted - 1.0, -LARGEST_SURPRISE), LARGEST_SURPRISE)
@@ -76,7 +68,6 @@ class Curve:
         self._seen += near
         shares = np.maximum(LEVEL_RATE, 1.0 / self._seen) * near
         self.seconds = np.maximum.accumulate(self.seconds * (1.0 + shares * surprise))
-        self._points = self._points[0], self.seconds.tolist()
 
 
 class Attention(NamedTuple):
@@ -118,9 +109,10 @@ class StepCosts:
         self.first_draft_row = first_draft_row
         self.verify, self.draft, self.context, self.attention = verify, draft, context, attention
         octaves = max_requests.bit_length() + 1
-        # What the profile did not see of steps without drafts, in seconds, at 1, 2, 4, ...; how
-        # many such steps were seen; and what drafts added, see `_line`: count, and sums of x, y,
-        # x * x and x * y. Lists, which are faster than arrays of a few numbers.
+        # At 1, 2, 4, ... requests: seconds of steps without drafts that the profile did not see;
+        # how many such steps were seen; and of steps with drafts, for `_line`: count, and sums of
+        # x (seconds that the profile expects drafts to add), y (seconds beyond the profile of a
+        # plain step), x * x and x * y. Lists, which are faster than arrays of a few numbers.
         self._levels, self._seen = [0.0] * octaves, [0.0] * octaves
         self._sums = [[0.0] * 5 for _ in range(octaves)]
 
@@ -139,9 +131,7 @@ class StepCosts:
             context: tokens of context of all requests.
             reading: tokens of context before each draft, summed, [...].
         """
-        alone = self.verify.one(num_requests) + self.attention.plain * context
-        added = self.verify.at(rows) - self.verify.one(num_requests)
-        added = added + self.attention.draft * reading
+        alone, added = self._forward(num_requests, rows, context, reading)
         intercept, slope = self._line(_octave(num_requests))
         drafts = np.maximum(intercept + slope * added, 0.0) * (np.asarray(rows) > num_requests)
         # No step takes less than half its forward pass, whatever was learned elsewhere.
@@ -152,79 +142,73 @@ class StepCosts:
 
     def plain(self, num_requests: int, context: float = 0.0) -> float:
         """Return the seconds of a step that verifies nothing; storing its context can wait."""
-        return self.one_target(num_requests, num_requests, context, 0.0)
-
-    def one_target(self, num_requests: int, rows: int, context: float, reading: float) -> float:
-        """Return the seconds of one step, as `target` does."""
-        return self._one(num_requests, rows, context, reading)[0]
+        return float(self.target(num_requests, num_requests, context))
 
     def has_seen_plain(self, num_requests: int) -> bool:
         """Return whether steps of about so many requests without drafts were measured."""
         return bool(self._seen[_octave(num_requests)] >= 1.0)
 
-    def block(self, rows: Ints | Floats | float, context: Ints | Floats | float = 0.0) -> Floats:
-        """Return the seconds of drafting blocks with so many rows and tokens of context, [...]."""
-        found: Floats = self.draft.at(rows) + self.attention.block * np.asarray(context)
-        return found
+    def blocks(
+        self,
+        count: Ints | int,
+        width: Ints | int,
+        context: Ints | Floats | float = 0.0,
+        waiting: Ints | float = 0.0,
+    ) -> Floats:
+        """Return the seconds of drafting, and of storing the context that this needs, [...].
 
-    def one_block(self, rows: int, context: float) -> float:
-        """Return the seconds of drafting blocks in one step, as `block` does."""
-        return self.draft.one(rows) + self.attention.block * context
+        Args:
+            count: requests to draft, [...].
+            width: drafts of each, [...].
+            context: tokens of context of these requests, [...].
+            waiting: context rows of theirs that were not stored so far, [...].
+        """
+        storing = self.context.at(count + waiting / CATCH_UP_STEPS)
+        drafting: Floats = self._drafting(count * (self.first_draft_row + width), context)
+        return drafting + storing
 
-    def observe(self, step: StepRecord) -> StepEstimate:
-        """Learn from a measured step that only decoded, or the mean of several that were alike.
-        Returns what was expected of it."""
+    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
+        """Learn from a measured step that only decoded. Returns what was expected of it.
+
+        `includes_block`: its `target_seconds` include the block of `draft_rows`, of all requests.
+        """
         count, lens, drafted = step.num_requests, step.context_lens, step.plan.drafted
-        context, octave = float(lens.sum()), _octave(count)
-        reading = float(lens @ step.verified)
-        expected, forward, added = self._one(count, step.rows, context, reading)
+        context, reading = float(lens.sum()), float(lens @ step.verified)
+        of_blocks = context if includes_block else float(lens[: len(drafted)] @ drafted)
+        drafting = float(self._drafting(step.draft_rows, of_blocks)) if step.draft_rows else 0.0
+        inferred = drafting if includes_block else 0.0
+        forward, added = self._forward(count, step.rows, context, reading)
+        expected = float(self.target(count, step.rows, context, reading))
         plain = self.plain(count, context)
-        measured = max(step.target_seconds, 0.5 * (forward + added))
+        measured = max(step.target_seconds - inferred, 0.5 * (forward + float(added)))
         likely = min(measured, (1.0 + LARGEST_SURPRISE) * expected)
         if step.rows == count:
             is_likely = likely == measured
-            self._learn_plain(count, likely - expected, step.count, is_likely=is_likely)
+            self._learn_plain(count, likely - expected, is_likely=is_likely)
         else:
-            beyond = likely - forward - self._level(count)
-            left, times = LINE_MEMORY**step.count, step.count
-            new = 1.0, added, beyond, added * added, added * beyond
-            sums = zip(self._sums[octave], new, strict=True)
-            self._sums[octave] = [left * old + times * one for old, one in sums]
-            # Drafts make no step faster. Where they seem to although a block took no time, steps
-            # without drafts were measured while the machine was slower, and would not be measured
-            # again soon. Else the block takes less than was subtracted for it.
-            intercept, slope = self._line(octave)
-            drafts = intercept + slope * added + LEVEL_NOISE * plain
-            with_block = drafts + step.inferred_seconds
-            if with_block < 0.0:
-                self._shift(octave, with_block)
-            elif drafts < 0.0:
-                block = self.draft.one(step.inferred_rows)
-                self.draft.correct(step.inferred_rows, block + drafts)
-        drafting = storing = 0.0
-        if step.draft_rows:
-            attending = self.attention.block * float(lens[: len(drafted)] @ drafted)
-            drafting = self.draft.one(step.draft_rows) + attending
-            own = step.draft_seconds - attending
+            self._learn_drafts(step, float(added), likely - forward, plain, inferred)
+        storing = 0.0
+        if step.draft_rows and not includes_block:
+            own = step.draft_seconds - self.attention.block * of_blocks
             self.draft.correct(step.draft_rows, own)
         if step.context_rows:
-            storing = self.context.one(step.context_rows)
+            storing = float(self.context.at(step.context_rows))
             self.context.correct(step.context_rows, step.context_seconds)
-        return StepEstimate(expected, drafting, storing, plain)
+        return StepEstimate(expected + inferred, drafting - inferred, storing, plain)
 
-    def _one(
-        self, num_requests: int, rows: int, context: float, reading: float
-    ) -> tuple[float, float, float]:
-        """Return the seconds of one step, as `target` does; what the profile expects of its forward
-        without drafts; and what it expects drafts to add."""
-        alone = self.verify.one(num_requests) + self.attention.plain * context
-        added = self.verify.one(rows) - self.verify.one(num_requests)
-        added += self.attention.draft * reading
-        seconds = self._level(num_requests) + alone
-        if rows > num_requests:
-            intercept, slope = self._line(_octave(num_requests))
-            seconds += max(intercept + slope * added, 0.0)
-        return max(seconds, 0.5 * (alone + added)), alone, added
+    def _forward(
+        self, num_requests: int, rows: Any, context: float, reading: Any
+    ) -> tuple[float, Floats]:
+        """Return what the profile expects of the target's forward without drafts, and what it
+        expects drafts to add, [...]."""
+        own = float(self.verify.at(num_requests))
+        added: Floats = self.verify.at(rows) - own + self.attention.draft * np.asarray(reading)
+        return own + self.attention.plain * context, added
+
+    def _drafting(self, rows: Any, context: Any) -> Floats:
+        """Return the seconds of blocks with so many rows and tokens of context, [...]."""
+        found: Floats = self.draft.at(rows) + self.attention.block * np.asarray(context)
+        return found
 
     def _level(self, num_requests: int) -> float:
         """Return what the profile did not see of steps without drafts: where such a number of
@@ -234,10 +218,12 @@ class StepCosts:
     def _line(self, octave: int) -> tuple[float, float]:
         """Return intercept and slope of the seconds that drafts add, over those that the profile
         expects: least squares over the last steps, which start from 0 and 1."""
-        seen = [count for count, *_ in self._sums]
-        count, x, y, xx, xy = self._sums[_nearest(seen, octave)]
+        nearest = _nearest([count for count, *_ in self._sums], octave)
+        count, x, y, xx, xy = self._sums[nearest]
         if not count:
             return 0.0, 1.0
+        level = self._levels[_nearest(self._seen, nearest)]
+        y, xy = y - level * count, xy - level * x
         prior = PRIOR_STEPS * xx / count
         determinant = (count + PRIOR_STEPS) * (xx + prior) - x * x
         if determinant <= 0.0:
@@ -246,23 +232,44 @@ class StepCosts:
         slope = min(max(slope, 1.0 / MOST_SLOPE), MOST_SLOPE)
         return (y - slope * x) / (count + PRIOR_STEPS), slope
 
-    def _learn_plain(
-        self, num_requests: int, surprise: float, num_steps: int, *, is_likely: bool
-    ) -> None:
+    def _learn_plain(self, num_requests: int, surprise: float, *, is_likely: bool) -> None:
         """Correct the level: the first measurements count in full, later ones by `LEVEL_RATE`. One
         that counted with less than it was does not make those that follow count less."""
         octave = _octave(num_requests)
-        steady = 1.0 - (1.0 - LEVEL_RATE) ** num_steps
-        rate = max(steady, num_steps / (self._seen[octave] + num_steps))
+        rate = max(LEVEL_RATE, 1.0 / (self._seen[octave] + 1.0))
         self._shift(octave, rate * surprise)
-        self._seen[octave] += num_steps * is_likely
+        self._seen[octave] += is_likely
+
+    def _learn_drafts(
+        self, step: StepRecord, added: float, beyond: float, plain: float, inferred: float
+    ) -> None:
+        """Correct what drafts add.
+
+        Args:
+            step: a step that verified some.
+            added: seconds that the profile expects them to add.
+            beyond: seconds that the step took beyond the profile's of a plain one.
+            plain: seconds that a plain one is expected to take.
+            inferred: estimated time of a block that was subtracted for that.
+        """
+        octave = _octave(step.num_requests)
+        new = 1.0, added, beyond, added * added, added * beyond
+        sums = zip(self._sums[octave], new, strict=True)
+        self._sums[octave] = [LINE_MEMORY * old + one for old, one in sums]
+        # Drafts make no step faster. Where they seem to although a block took no time, steps
+        # without drafts were measured while the machine was slower, and would not be measured
+        # again soon. Else the block takes less than was subtracted for it.
+        intercept, slope = self._line(octave)
+        drafts = intercept + slope * added + LEVEL_NOISE * plain
+        if drafts + inferred < 0.0:
+            self._shift(octave, drafts + inferred)
+        elif drafts < 0.0:
+            self.draft.correct(step.draft_rows, float(self.draft.at(step.draft_rows)) + drafts)
 
     def _shift(self, octave: int, seconds: float) -> None:
-        """Change the level, and take that out of what drafts were seen to add to it."""
+        """Change the level, and so what drafts were seen to add to it."""
         self._levels[octave] = self._levels[_nearest(self._seen, octave)] + seconds
         self._seen[octave] = max(self._seen[octave], 1e-9)  # seen, but the next step counts in full
-        count, x, y, xx, xy = self._sums[octave]
-        self._sums[octave] = [count, x, y - seconds * count, xx, xy - seconds * x]
 
 
 def _octave(num_requests: int) -> int:

@@ -13,7 +13,6 @@ from vllm_dflash.planning.step import (
     NO_DRAFTS,
     TEXT,
     Outcomes,
-    RequestRows,
     StepRecord,
 )
 
@@ -25,7 +24,9 @@ class DraftLearner:
         """Learn about blocks of K drafts, and texts that predict up to `most_free` (F)."""
         # Twice the batch: what is known of requests that wait to be run again is kept.
         num_rows, self.max_draft, self.most_free = 2 * max_requests, max_draft, most_free
-        self._requests = RequestRows(num_rows)
+        self._row_of: dict[str, int] = {}
+        self._free_rows = list(range(num_rows))
+        self._last_rows: tuple[Sequence[str], Ints] = ((), np.zeros(0, np.int64))
         self.blocks = Acceptance(max_draft, num_rows, of_texts=False)
         self.texts = Acceptance(most_free, num_rows, of_texts=True)
         # V1: the drafts that each request was handed over last: what made them, how many, and their
@@ -33,12 +34,23 @@ class DraftLearner:
         self._source, self._handed = np.zeros((2, num_rows), np.int64)
         self._confidence = np.zeros((num_rows, max(max_draft, most_free)))
 
-    def _rows(self, ids: Sequence[str]) -> Ints:
-        rows, fresh = self._requests.of(ids)
-        if len(fresh):
+    def rows(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of R requests in what is known, [R]. Those that are not in the batch are
+        forgotten when rows run out."""
+        if ids == self._last_rows[0]:
+            return self._last_rows[1]
+        unknown = [name for name in ids if name not in self._row_of]
+        if len(unknown) > len(self._free_rows):
+            for name in self._row_of.keys() - set(ids):
+                self._free_rows.append(self._row_of.pop(name))
+        if unknown:
+            fresh = np.array([self._free_rows.pop() for _ in unknown])
+            self._row_of.update(zip(unknown, fresh.tolist(), strict=True))
             self.blocks.forget(fresh)
             self.texts.forget(fresh)
             self._handed[fresh] = 0
+        rows = np.fromiter((self._row_of[name] for name in ids), np.int64)
+        self._last_rows = ids, rows
         return rows
 
     def _hand_over(self, rows: Ints, is_text: Bools, lengths: Ints, confidence: Floats) -> None:
@@ -58,8 +70,8 @@ class DraftLearner:
         confidence = self._confidence[rows]
         self._learn(rows, source, step.verified, step.accepted, (confidence, confidence))
         if predicted is not None:
-            first = confidence_of_texts(predicted.last_matches, predicted.known, 1)[:, 0]
-            self._learn_first(rows, source, first, predicted.known, predicted.came_true)
+            first = confidence_of_texts(predicted.last_matches, predicted.num_observed, 1)[:, 0]
+            self._learn_first(rows, source, first, predicted.num_observed, predicted.num_correct)
         self._handed[rows] = 0
 
     def learn_outcomes(self, step: StepRecord, outcomes: Outcomes) -> None:
@@ -68,18 +80,18 @@ class DraftLearner:
         matches, text_lengths = outcomes.matches, outcomes.text_lengths
         found = confidence_of_texts(matches, text_lengths, self.max_draft)  # [R, K]
         made = outcomes.confidence[:, 0] > 0.0
-        self.blocks.observe_drafts(rows[made], outcomes.confidence[made].cumprod(axis=1))
+        self.blocks.record_drafts(rows[made], outcomes.confidence[made].cumprod(axis=1))
         source = np.where(verified > 0, outcomes.source, NO_DRAFTS)
         self._learn(rows, source, verified, outcomes.accepted, (outcomes.confidence, found))
-        self._learn_first(rows, source, found[:, 0], outcomes.known, outcomes.came_true)
+        self._learn_first(rows, source, found[:, 0], outcomes.num_observed, outcomes.num_correct)
         seen = step.decoding
-        self.texts.observe_drafts(rows[seen], self.texts.survival(rows[seen], found[seen]))
+        self.texts.record_drafts(rows[seen], self.texts.survival(rows[seen], found[seen]))
 
     def _begin(self, step: StepRecord) -> Ints:
         """Count a step that is learned from. Returns the rows of its requests, [R]."""
-        self.blocks.step += step.count
+        self.blocks.step += 1
         self.texts.step = self.blocks.step
-        return self._rows(step.ids)
+        return self.rows(step.ids)
 
     def _learn(
         self,
@@ -95,19 +107,19 @@ class DraftLearner:
         kinds = (BLOCK, self.blocks), (TEXT, self.texts)
         for (kind, learned), own in zip(kinds, confidence, strict=True):
             some = source == kind
-            learned.observe_outcomes(rows[some], own[some], verified[some], accepted[some])
+            learned.record_outcomes(rows[some], own[some], verified[some], accepted[some])
 
     def _learn_first(
-        self, rows: Ints, source: Ints, confidence: Floats, known: Ints, came_true: Ints
+        self, rows: Ints, source: Ints, confidence: Floats, num_observed: Ints, num_correct: Ints
     ) -> None:
         """Learn from the first token that a text predicted where other drafts were verified. The
         number of tokens that a step yields shows how easy they were, so the rest says nothing."""
-        others = (known > 0) & (source != TEXT)
-        first = np.minimum(came_true[others], 1)
-        self.texts.observe_outcomes(
+        others = (num_observed > 0) & (source != TEXT)
+        first = np.minimum(num_correct[others], 1)
+        self.texts.record_outcomes(
             rows[others], confidence[others, None], np.ones_like(first), first
         )
 
     def ratios_of_blocks(self, ids: Sequence[str]) -> Floats:
         """Return accepted drafts of R requests' blocks for each expected one, [R]."""
-        return self.blocks.ratio(self._rows(ids))
+        return self.blocks.ratio(self.rows(ids))

@@ -43,14 +43,14 @@ from vllm_dflash.planning.search import (
     first_best,
     perfect_rate,
     seconds_of,
-    worth_of,
+    utility_of,
 )
 from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
-LEAST_LOST, MOST_LOST = 0.15, 1.0
-"""Limits of what a plain step is taken to cost where drafting seems to pay, in plain steps."""
+LEAST_LOST = 0.15
+"""Least that a plain step is taken to cost where drafting seems to pay, in plain steps."""
 
 
 class Planner(DraftLearner):
@@ -95,8 +95,7 @@ class Planner(DraftLearner):
             ragged_seconds: extra time of a step whose requests have different lengths.
         """
         self.is_started, self.costs = True, costs
-        self._block_rows = costs.first_draft_row + self.max_draft
-        self._alike = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
+        self._uniform = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
         self._ragged_seconds = float(ragged_seconds)
 
     # --- before drafting ------------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Planner(DraftLearner):
         self,
         ids: Sequence[str],
         context_lens: Ints,
-        limits: Ints,
+        max_drafts: Ints,
         *,
         predicted: Predicted | None = None,
         waiting: Ints | None = None,
@@ -116,15 +115,15 @@ class Planner(DraftLearner):
         Args:
             ids: ids of the requests, [R].
             context_lens: tokens of context of each, as far as is known, [R].
-            limits: most drafts of a block that each can use, [R].
+            max_drafts: most drafts of a block that each can use, [R].
             predicted: V1: what their texts predict.
             waiting: context rows of each that must be stored before it can be drafted, [R].
             steps: steps since the last plan.
         """
         count = len(ids)
         if not self.is_started or not count:
-            return Plan(limits > 0, self.max_draft if limits.any() else 0, limits)
-        rows = self._rows(ids)
+            return Plan(max_drafts > 0, self.max_draft if max_drafts.any() else 0, max_drafts)
+        rows = self.rows(ids)
         texts: Floats = np.zeros((count, 0), np.float64)
         if not self.picks_requests:
             texts = self.texts.expected(rows)
@@ -133,27 +132,27 @@ class Planner(DraftLearner):
             texts = self.texts.survival(rows, found)
         batch = Batch(
             context_lens,
-            limits,
+            max_drafts,
             np.zeros(count, np.int64) if waiting is None else waiting,
-            worth_of(texts),
-            worth_of(self.blocks.expected(rows)),
+            utility_of(texts),
+            utility_of(self.blocks.expected(rows)),
         )
         plain_seconds = self.costs.plain(count, batch.context)
         plain = Plan.without_block(
             count,
             lengths=np.zeros(count, np.int64),
-            price=count / plain_seconds,
+            utility_per_second=count / plain_seconds,
             rate=count / plain_seconds,
         )
         free = drafting = plain
         if batch.texts.size and batch.texts[:, 0].any():
             free = self._best_lengths(batch, batch.texts, 0.0, plain)
-        if limits.any() and self.picks_requests:
+        if max_drafts.any() and self.picks_requests:
             # What is not known to pay yet is tried with few requests.
             known = int((self.blocks.num_observed[rows] > 0).sum())
             most = 1 + count // PROBE_SHARE + 2 * known
-            drafting = best_drafted(self.costs, batch, free, self._alike, most)
-        elif limits.any():
+            drafting = best_drafted(self.costs, batch, free, self._uniform, most)
+        elif max_drafts.any():
             drafting = self._all_blocks(batch, free)
         best = max(free, drafting, key=lambda plan: plan.rate)
         best = best if best.rate > MARGIN * plain.rate else plain
@@ -161,7 +160,7 @@ class Planner(DraftLearner):
         self.speedup = best.speedup
         passed = steps * plain_seconds
         if best.rate > plain.rate:
-            lost = min(max(best.speedup - 1.0, LEAST_LOST), MOST_LOST) * plain_seconds
+            lost = max(best.speedup - 1.0, LEAST_LOST) * plain_seconds
             is_new = not self.costs.has_seen_plain(count)
             if self.checks.are_due(passed, lost, is_new=is_new):
                 return replace(plain, speedup=best.speedup, is_probe=True)
@@ -171,7 +170,7 @@ class Planner(DraftLearner):
         """Return the best step in which all requests get a block."""
         is_text = batch.texts.sum(axis=1) > batch.blocks.sum(axis=1)
         curves = np.where(is_text[:, None], batch.texts, batch.blocks)
-        drafting = self.costs.one_block(batch.size * self._block_rows, batch.context)
+        drafting = float(self.costs.blocks(batch.size, self.max_draft, batch.context))
         best = self._best_lengths(batch, curves, drafting, free)
         if not best.lengths.any():
             return free
@@ -184,12 +183,12 @@ class Planner(DraftLearner):
         )
 
     def _best_lengths(self, batch: Batch, curves: Floats, drafting: float, otherwise: Plan) -> Plan:
-        """Return the step with the best lengths for drafts of this worth, [R, w]; `drafting`:
+        """Return the step with the best lengths for drafts of this utility, [R, w]; `drafting`:
         seconds of its blocks."""
-        alike = self._alike[:0] if self.picks_requests else self._alike
-        world = self.costs, drafting, alike, self._ragged_seconds
+        uniform = self._uniform[:0] if self.picks_requests else self._uniform
+        world = self.costs, drafting, uniform, self._ragged_seconds
         if not self.picks_requests:  # on V1, a text's own end limits what it predicts
-            within = np.arange(curves.shape[1]) < batch.limits[:, None]
+            within = np.arange(curves.shape[1]) < batch.max_drafts[:, None]
             curves = np.where(within, curves, 0.0)
         return best_lengths(batch, curves, otherwise, *world)
 
@@ -215,21 +214,20 @@ class Planner(DraftLearner):
         length, drafted, lengths = PROBE_LENGTH, best.drafted.copy(), best.lengths.copy()
         drafted[chosen if self.picks_requests else slice(None)] = True
         if self._ragged_seconds:
-            chosen = np.flatnonzero(batch.limits > 0)
-            length = int(self._alike[np.searchsorted(self._alike, min(length, self.max_draft))])
-        lengths[chosen] = np.maximum(lengths[chosen], np.minimum(length, batch.limits[chosen]))
+            chosen = np.flatnonzero(batch.max_drafts > 0)
+            length = int(self._uniform[np.searchsorted(self._uniform, min(length, self.max_draft))])
+        lengths[chosen] = np.maximum(lengths[chosen], np.minimum(length, batch.max_drafts[chosen]))
         return replace(best, drafted=drafted, width=self.max_draft, lengths=lengths, is_probe=True)
 
     def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
         """Return the seconds of a step of R requests and the block after it, for S plans, [S];
         `lengths`: each plan's places for drafts, [S, R]."""
         count, context = len(context_lens), float(context_lens.sum())
-        alike = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._alike)
+        is_uniform = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._uniform)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
-        verifying = self.costs.target(count, rows, context, reading)
-        drafting = self.costs.one_block(count * self._block_rows, context)
-        found: Floats = verifying + drafting + np.where(alike, 0.0, self._ragged_seconds)
-        return found
+        found: Floats = self.costs.target(count, rows, context, reading)
+        found = found + self.costs.blocks(count, self.max_draft, context)
+        return found + np.where(is_uniform, 0.0, self._ragged_seconds)
 
     # --- V1, once blocks are there ----------------------------------------------------------------
 
@@ -239,46 +237,48 @@ class Planner(DraftLearner):
         What was already spent on drafting is sunk.
 
         Args:
-            step: has its plan, and `limits` of the drafted requests, [R].
+            step: has its plan, and `max_drafts` of the drafted requests, [R].
             confidence: probability of each drafted token under the drafter, [D, w].
 
         Returns:
             How many drafts of each request to verify, and whether they are its text's, [R].
         """
-        plan, rows, count = step.plan, self._rows(step.ids), step.num_requests
+        plan, rows, count = step.plan, self.rows(step.ids), step.num_requests
         confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
-        worth = np.zeros_like(confidence_of)
+        utility = np.zeros_like(confidence_of)
         if step.predicted is not None:
             most, predicted = self.most_free, step.predicted
             found = confidence_of_texts(predicted.matches, predicted.lengths, most)
             confidence_of[:, :most] = found
-            worth[:, :most] = worth_of(self.texts.survival(rows, found))
-        is_text = worth[:, 0] > 0.0
+            utility[:, :most] = utility_of(self.texts.survival(rows, found))
+        is_text = utility[:, 0] > 0.0
         drafted, width = np.flatnonzero(plan.drafted), confidence.shape[1]
         if width:
-            usable = np.arange(width) < step.limits[drafted, None]
-            own = worth_of(self.blocks.survival(rows[drafted], confidence * usable))
-            takes = own.sum(axis=1) >= worth[drafted].sum(axis=1)
-            takes |= plan.is_probe & (step.limits[drafted] > 0)
+            usable = np.arange(width) < step.max_drafts[drafted, None]
+            own = utility_of(self.blocks.survival(rows[drafted], confidence * usable))
+            takes = own.sum(axis=1) >= utility[drafted].sum(axis=1)
+            takes |= plan.is_probe & (step.max_drafts[drafted] > 0)
             of_block = drafted[takes]
-            for chosen, new in ((worth, own), (confidence_of, confidence)):
+            for chosen, new in ((utility, own), (confidence_of, confidence)):
                 chosen[of_block] = 0.0
                 chosen[of_block, :width] = new[takes]
             is_text[of_block] = False
-        requests, gain, seconds = best_first(self.costs, worth, step.context_lens, plan.price)
-        best = first_best(gain - plan.price * seconds)
+        requests, gain, seconds = best_first(
+            self.costs, utility, step.context_lens, plan.utility_per_second
+        )
+        best = first_best(gain - plan.utility_per_second * seconds)
         lengths = np.bincount(requests[:best], minlength=count)
         if width and not step.repeats_plan:
-            self.blocks.observe_drafts(rows[drafted], confidence.cumprod(axis=1))
+            self.blocks.record_drafts(rows[drafted], confidence.cumprod(axis=1))
         if plan.is_probe:
-            fewest = np.minimum(step.limits, PROBE_LENGTH) * plan.drafted
+            fewest = np.minimum(step.max_drafts, PROBE_LENGTH) * plan.drafted
             lengths = np.where(is_text, lengths, np.maximum(lengths, fewest))
         self._hand_over(rows, is_text, lengths, confidence_of)
         return lengths, is_text & (lengths > 0)
 
     # --- what steps were --------------------------------------------------------------------------
 
-    def observe(self, step: StepRecord) -> StepEstimate | None:
+    def record_step(self, step: StepRecord) -> StepEstimate | None:
         """Learn what a step cost, where that is known. Returns what it was expected to cost.
 
         On V2 its `target_seconds` include the block of `draft_rows`, which cannot be timed alone
@@ -286,18 +286,4 @@ class Planner(DraftLearner):
         """
         if not self.is_started or not step.target_seconds:
             return None
-        if self.picks_requests:
-            return self.costs.observe(step)
-        drafting = 0.0
-        if step.draft_rows:
-            drafting = self.costs.one_block(step.draft_rows, float(step.context_lens.sum()))
-        seconds = step.target_seconds - drafting
-        target = replace(
-            step,
-            target_seconds=seconds,
-            draft_rows=0,
-            inferred_rows=step.draft_rows,
-            inferred_seconds=drafting,
-        )
-        alone = self.costs.observe(target)
-        return alone._replace(target_seconds=alone.target_seconds + drafting)
+        return self.costs.record_step(step, includes_block=not self.picks_requests)

@@ -3,7 +3,7 @@
 The best step is the one with the largest product of its requests' speeds (proportional fairness:
 Kelly, Maulloo, Tan 1998, doi:10.1057/palgrave.jors.2600523): a draft is worth its time if it makes
 its own request faster by more than it makes all of them slower. A request with C expected accepted
-drafts writes 1 + C tokens in a step, so the worth of a draft is what it adds to log(1 + C). That
+drafts writes 1 + C tokens in a step, so the utility of a draft is what it adds to log(1 + C). That
 falls along a draft, since survival does: the n drafts worth most are always prefixes of requests'
 drafts.
 """
@@ -11,7 +11,7 @@ drafts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,17 +19,13 @@ from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.step import Plan
 
-Number = TypeVar("Number", float, Floats)
-CATCH_UP_STEPS = 64
-"""Steps over which the cost of storing waiting context is spread: it is stored once."""
-
 
 class Batch(NamedTuple):
     """R requests to plan for."""
 
     context_lens: Ints
     """Tokens of context, [R]."""
-    limits: Ints
+    max_drafts: Ints
     """Most drafts of a block that each can use, [R]."""
     waiting: Ints
     """Context rows of each that must be stored before it can be drafted, [R]."""
@@ -41,7 +37,7 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """Number of requests, R."""
-        return len(self.limits)
+        return len(self.max_drafts)
 
     @property
     def context(self) -> float:
@@ -49,15 +45,15 @@ class Batch(NamedTuple):
         return float(self.context_lens.sum())
 
 
-def worth_of(survival: Floats) -> Floats:
-    """Return the worth of each draft, from the survival of a request's drafts, [..., K] both."""
+def utility_of(survival: Floats) -> Floats:
+    """Return the utility of each draft, from the survival of a request's drafts, [..., K] both."""
     tokens = 1.0 + survival.cumsum(axis=-1)
     return np.log1p(survival / (tokens - survival))
 
 
-def rate_of(num_requests: int, worth: Number, seconds: Number) -> Number:
-    """Return the rate of a step: R times the geometric mean of its requests' tokens per second."""
-    return num_requests * np.exp(worth / num_requests) / seconds
+def rate_of(num_requests: int, utility: Floats | float, seconds: Floats | float) -> Floats:
+    """Return the rate of steps: R times the geometric mean of their requests' tokens per second."""
+    return num_requests * np.exp(utility / num_requests) / seconds
 
 
 def first_best(values: Floats) -> int:
@@ -69,27 +65,27 @@ def first_best(values: Floats) -> int:
 
 
 def best_first(
-    costs: StepCosts, worth: Floats, context_lens: Ints, price: float
+    costs: StepCosts, utility: Floats, context_lens: Ints, utility_per_second: float
 ) -> tuple[Ints, Floats, Floats]:
-    """Order the drafts of R requests by worth. The best n are always prefixes of requests' drafts,
-    so only n has to be searched, and the result is exact for the rows.
+    """Order the drafts of R requests by utility. The best n are always prefixes of requests'
+    drafts, so only n has to be searched, and the result is exact for the rows.
 
     Args:
         costs: costs of steps.
-        worth: worth of the drafts, falling, [R, w].
+        utility: utility of the drafts, falling, [R, w].
         context_lens: tokens of context of the requests, [R].
-        price: worth that reading a context again for one more draft must bring per second.
+        utility_per_second: what reading a context again for one more draft must bring.
 
     Returns:
-        Each draft's request, the best draft first, [N]; the worth of the first n, and the seconds
+        Each draft's request, the best draft first, [N]; the utility of the first n, and the seconds
         of a step that verifies them, [N + 1].
     """
-    count, width = worth.shape
-    net = worth - price * costs.attention.draft * context_lens[:, None]
+    count, width = utility.shape
+    net = utility - utility_per_second * costs.attention.draft * context_lens[:, None]
     order = np.argsort(-net, axis=None, kind="stable")[: int((net > 0.0).sum())]
     requests = order // max(width, 1)
     gain, reading = np.zeros((2, len(order) + 1))
-    np.cumsum(worth.ravel()[order], out=gain[1:])
+    np.cumsum(utility.ravel()[order], out=gain[1:])
     np.cumsum(context_lens[requests], out=reading[1:])
     rows = count + np.arange(len(order) + 1)
     return requests, gain, costs.target(count, rows, float(context_lens.sum()), reading)
@@ -97,41 +93,43 @@ def best_first(
 
 def best_lengths(
     batch: Batch,
-    worth: Floats,
+    utility: Floats,
     otherwise: Plan,
     costs: StepCosts,
     drafting: float,
-    alike: Ints,
+    uniform_lengths: Ints,
     ragged_seconds: float,
 ) -> Plan:
     """Return the best of steps in which each request has its own draft length, or all the same.
 
     Args:
         batch: R requests.
-        worth: worth of their drafts, falling, [R, w].
+        utility: utility of their drafts, falling, [R, w].
         otherwise: a plan without these drafts.
         costs: costs of steps.
         drafting: seconds of the step's blocks.
-        alike: lengths that all requests can be given, [C].
+        uniform_lengths: lengths that all requests can be given, [C].
         ragged_seconds: extra time of a step whose requests have other lengths.
     """
-    count, width = worth.shape
-    requests, gain, seconds = best_first(costs, worth, batch.context_lens, otherwise.price)
+    count, width = utility.shape
+    requests, gain, seconds = best_first(
+        costs, utility, batch.context_lens, otherwise.utility_per_second
+    )
     seconds = seconds + drafting + ragged_seconds
     rates = rate_of(count, gain, seconds)
     best = first_best(rates)
     rate, time = float(rates[best]), float(seconds[best])
     lengths = np.bincount(requests[:best], minlength=count)
-    if len(alike):
-        same = np.minimum(alike[:, None], batch.limits)  # [C, R]
-        gain = _summed(worth)[np.arange(count), np.minimum(same, width)].sum(axis=1)
+    if len(uniform_lengths):
+        same = np.minimum(uniform_lengths[:, None], batch.max_drafts)  # [C, R]
+        gain = _summed(utility)[np.arange(count), np.minimum(same, width)].sum(axis=1)
         rows, reading = count + same.sum(axis=1), same @ batch.context_lens
         seconds = costs.target(count, rows, batch.context, reading) + drafting
         rates = rate_of(count, gain, seconds)
         best = first_best(rates)
         if rates[best] >= rate or (lengths == same[best]).all():
             lengths, rate, time = same[best], float(rates[best]), float(seconds[best])
-    return replace(otherwise, lengths=lengths, price=count / time, rate=rate)
+    return replace(otherwise, lengths=lengths, utility_per_second=count / time, rate=rate)
 
 
 def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most: int) -> Plan:
@@ -146,23 +144,22 @@ def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most:
         most: most requests to draft.
     """
     count, request = batch.size, np.arange(batch.size)
-    lengths = np.minimum(widths, batch.limits[:, None])  # [R, K]
+    lengths = np.minimum(widths, batch.max_drafts[:, None])  # [R, K]
     of_text = _summed(batch.texts)[request, free.lengths]
     gain = _summed(batch.blocks)[request[:, None], lengths] - of_text[:, None]
     # Those first who gain most beyond what reading their contexts takes.
     reading = costs.attention.draft * lengths + costs.attention.block
-    net = gain - free.price * reading * batch.context_lens[:, None]
-    net[batch.limits == 0] = -np.inf
-    order = np.argsort(-net, axis=0, kind="stable")[: min(most, int((batch.limits > 0).sum()))]
+    net = gain - free.utility_per_second * reading * batch.context_lens[:, None]
+    net[batch.max_drafts == 0] = -np.inf
+    order = np.argsort(-net, axis=0, kind="stable")[: min(most, int((batch.max_drafts > 0).sum()))]
     gains = of_text.sum() + np.take_along_axis(gain, order, 0).cumsum(axis=0)  # [m, K]
     more = np.take_along_axis(lengths - free.lengths[:, None], order, 0)
     lens, number = batch.context_lens[order], np.arange(1, len(order) + 1)[:, None]
     rows = count + free.lengths.sum() + more.cumsum(axis=0)
     of_drafts = free.lengths @ batch.context_lens + (more * lens).cumsum(axis=0)
     seconds = costs.target(count, rows, batch.context, of_drafts)
-    seconds = seconds + costs.block(number * (costs.first_draft_row + widths), lens.cumsum(axis=0))
-    catching_up = batch.waiting[order].cumsum(axis=0) / CATCH_UP_STEPS
-    seconds = seconds + costs.context.at(number + catching_up)
+    waiting = batch.waiting[order].cumsum(axis=0)
+    seconds = seconds + costs.blocks(number, widths, lens.cumsum(axis=0), waiting)
     rates = rate_of(count, gains, seconds)
     best, width = divmod(first_best(rates.ravel()), len(widths))
     drafted = np.zeros(count, bool)
@@ -172,7 +169,7 @@ def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most:
         drafted=drafted,
         width=int(widths[width]),
         lengths=np.where(drafted, lengths[:, width], free.lengths),
-        price=count / float(seconds[best, width]),
+        utility_per_second=count / float(seconds[best, width]),
         rate=float(rates[best, width]),
     )
 
@@ -180,33 +177,26 @@ def best_drafted(costs: StepCosts, batch: Batch, free: Plan, widths: Ints, most:
 def seconds_of(costs: StepCosts, batch: Batch, plan: Plan) -> float:
     """Return the seconds of a step, of its block, and of storing the context that needs."""
     verified, read = int(plan.lengths.sum()), float(plan.lengths @ batch.context_lens)
-    seconds = costs.one_target(batch.size, batch.size + verified, batch.context, read)
-    if not plan.runs_block:
-        return seconds
-    count, context = int(plan.drafted.sum()), float(batch.context_lens[plan.drafted].sum())
-    storing = count + float(batch.waiting[plan.drafted].sum()) / CATCH_UP_STEPS
-    seconds += costs.one_block(count * (costs.first_draft_row + plan.width), context)
-    return seconds + costs.context.one(storing)
+    seconds = costs.target(batch.size, batch.size + verified, batch.context, read)
+    if plan.runs_block:
+        each = np.ones_like(batch.waiting), batch.context_lens, batch.waiting
+        count, context, waiting = (int(one[plan.drafted].sum()) for one in each)
+        seconds = seconds + costs.blocks(count, plan.width, context, waiting)
+    return float(seconds)
 
 
 def perfect_rate(costs: StepCosts, batch: Batch) -> float:
-    """Return the best rate of a step whose blocks, for one request or for all, were accepted
-    whole: no drafter does better.
-
-    Args:
-        costs: costs of steps.
-        batch: R requests.
-    """
-    each, some = batch.context / batch.size, np.array([[1], [batch.size]])
-    gain = np.log1p(np.arange(1.0, 1 + batch.blocks.shape[1])) * some
-    drafts = some * np.arange(1, batch.blocks.shape[1] + 1)
-    seconds = costs.target(batch.size, batch.size + drafts, batch.context, drafts * each)
-    seconds = seconds + costs.block(costs.first_draft_row * some + drafts, some * each)
-    return float(rate_of(batch.size, gain, seconds).max())
+    """Return the best rate of a step whose blocks, for one request or for all, were accepted in
+    full: no drafter does better."""
+    some, widths = np.array([[1], [batch.size]]), np.arange(1, 1 + batch.blocks.shape[1])
+    drafts, context = some * widths, some * batch.context / batch.size
+    seconds = costs.target(batch.size, batch.size + drafts, batch.context, widths * context)
+    seconds = seconds + costs.blocks(some, widths, context)
+    return float(rate_of(batch.size, some * np.log1p(widths), seconds).max())
 
 
-def _summed(worth: Floats) -> Floats:
-    """Return the worth of each request's first n drafts, [R, w + 1]."""
-    found = np.zeros((len(worth), worth.shape[1] + 1))
-    worth.cumsum(axis=1, out=found[:, 1:])
+def _summed(utility: Floats) -> Floats:
+    """Return the utility of each request's first n drafts, [R, w + 1]."""
+    found = np.zeros((len(utility), utility.shape[1] + 1))
+    utility.cumsum(axis=1, out=found[:, 1:])
     return found

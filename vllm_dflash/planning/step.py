@@ -31,8 +31,8 @@ class Plan:
     """Tokens to draft for each of them; 0 if there are none. On V2 it is K, or 0."""
     lengths: Ints = field(default_factory=lambda: UNSET)
     """Drafts of each request that the next step verifies, [R]. V1 cuts them later."""
-    price: float = 0.0
-    """Worth that one more second must bring: at this price no step is worth more (Dinkelbach's rule
+    utility_per_second: float = 0.0
+    """Utility that one more second must bring: at this rate no step has more (Dinkelbach's rule
     for ratios)."""
     rate: float = 0.0
     """Expected rate (`search.rate_of`)."""
@@ -43,9 +43,9 @@ class Plan:
     holds_for: int = 0
     """V1: next steps that need no new plan, as long as the batch stays the same."""
     of_blocks: float = 0.0
-    """V2: worth of all drafts of blocks."""
+    """V2: utility of all drafts of blocks."""
     of_texts: float = 0.0
-    """V2: worth of the drafts of requests whose text is worth more than their block."""
+    """V2: utility of the drafts of requests whose text promises more than their block."""
 
     @classmethod
     def without_block(cls, num_requests: int, **fields: Any) -> Plan:
@@ -65,9 +65,9 @@ class Predicted(NamedTuple):
     """Tokens that the text predicts, [R]."""
     matches: Ints
     """Tokens of the match, [R]."""
-    known: Ints
+    num_observed: Ints
     """Tokens of the last prediction whose true token is known by now, [R]."""
-    came_true: Ints
+    num_correct: Ints
     """Those that were right, up to the first wrong one, [R]."""
     last_matches: Ints
     """Tokens of the match that the last prediction followed, [R]."""
@@ -97,10 +97,10 @@ class Outcomes(NamedTuple):
     """Tokens of the match in the last look-up, [R]."""
     text_lengths: Ints
     """Tokens that this look-up predicted, [R]."""
-    known: Ints
+    num_observed: Ints
     """Predicted tokens that are compared with the true ones, [R]: those that are known by now, but
     only the first unless the text's drafts were verified."""
-    came_true: Ints
+    num_correct: Ints
     """Those that were right, up to the first wrong one, [R]."""
     verified_in_chain: Ints
     """Drafts that were verified; in a tree, only those on its chain of likeliest drafts, [R]."""
@@ -108,13 +108,14 @@ class Outcomes(NamedTuple):
     """Accepted drafts among those, [R]."""
     confidence: Floats
     """The drafter's confidence in its last block; 0: no block, or not a finite draft, [R, K]."""
-    if_cut: Ints
+    tokens_if_truncated: Ints
     """Tokens that trees would have yielded if cut to each of the C sizes there are, or to what they
     were cut to; 0: not a tree, [R, C]."""
 
     @staticmethod
-    def of(table: Floats, num_cuts: int = 0) -> Outcomes:
-        """Read the device's table: counts, then `if_cut`, then `confidence`, [R, COUNTS + C + K].
+    def from_table(table: Floats, num_cuts: int = 0) -> Outcomes:
+        """Read the device's table: counts, then `tokens_if_truncated`, then `confidence`,
+        [R, COUNTS + C + K].
 
         Its confidence is below 0 where a draft was not finite.
         """
@@ -122,8 +123,10 @@ class Outcomes(NamedTuple):
         first = COUNTS + num_cuts
         # Each field is contiguous: each is read by itself.
         counts = np.ascontiguousarray(table[:, :first].T, dtype=np.int64)
-        if_cut = np.ascontiguousarray(counts[COUNTS:].T)
-        return Outcomes._make([*counts[:COUNTS], table[:, first:].astype(np.float64), if_cut])
+        tokens_if_truncated = np.ascontiguousarray(counts[COUNTS:].T)
+        return Outcomes._make(
+            [*counts[:COUNTS], table[:, first:].astype(np.float64), tokens_if_truncated]
+        )
 
 
 class StepEstimate(NamedTuple):
@@ -152,7 +155,7 @@ class StepRecord:
     verified_free: Ints = field(default_factory=lambda: UNSET)
     """Drafts among those that its text predicted, [R]."""
 
-    limits: Ints = field(default_factory=lambda: UNSET)
+    max_drafts: Ints = field(default_factory=lambda: UNSET)
     """Most drafts that each can use in the next step, [R]; after drafting, the finite ones."""
     predicted: Predicted | None = None
     """What the text predicts, and what became of its last prediction; None: nothing at all."""
@@ -164,7 +167,7 @@ class StepRecord:
     """Whether an earlier step's plan is repeated."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))
     """What this step drafts. V2: only the speed-up."""
-    could_draft: bool = False
+    any_eligible: bool = False
     """Whether any request could have used a draft."""
     lengths: Ints = field(default_factory=lambda: UNSET)
     """Drafts of each that go on to be verified, [R]."""
@@ -184,14 +187,8 @@ class StepRecord:
     seconds: float = 0.0
     """From the end of the previous step to the end of this one; 0 after a pause."""
     target_seconds: float = 0.0
-    """`seconds` less draft and context, of a step that only decoded, or the mean of several that
-    were alike; 0 where it is not known or tells nothing. V2's schedulers leave the block in."""
-    inferred_seconds: float = 0.0
-    """Estimated time of a block that was subtracted for that, where it cannot be measured (V2)."""
-    inferred_rows: int = 0
-    """Rows of that block."""
-    count: int = 1
-    """Steps that this one stands for: consecutive undrafted ones of the same batch."""
+    """`seconds` less draft and context, of a step that only decoded; 0 where it is not known or
+    tells nothing. V2's schedulers leave the block in."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -232,35 +229,3 @@ class StepRecord:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - started)
-
-
-NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
-
-
-class RequestRows:
-    """Row numbers of running requests, so that what is known about them can be arrays."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._row_of: dict[str, int] = {}
-        self._free = list(range(num_rows))
-        self._last: tuple[Sequence[str], Ints] = ((), NO_ROWS)
-
-    def of(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
-        """Return rows of the requests in the batch, [R], and which of those rows are new requests'.
-
-        Requests that are not in the batch lose their rows when rows run out.
-        """
-        last_ids, last_rows = self._last
-        if ids == last_ids:
-            return last_rows, NO_ROWS
-        row_of = self._row_of
-        unknown = [name for name in ids if name not in row_of]
-        if len(unknown) > len(self._free):
-            for name in row_of.keys() - set(ids):
-                self._free.append(row_of.pop(name))
-        for name in unknown:
-            row_of[name] = self._free.pop()
-        rows = np.fromiter((row_of[name] for name in ids), np.int64)
-        fresh = np.fromiter((row_of[name] for name in unknown), np.int64)
-        self._last = (ids, rows)
-        return rows, fresh

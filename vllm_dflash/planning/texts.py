@@ -2,9 +2,10 @@
 
 They need no forward pass (prompt look-up; suffix decoding, arXiv 2411.04975).
 
-A text's index grows with it: each place knows the previous one that ends with the same two tokens.
-So a look-up compares only the last few places, however long the text is, and a text that was
-written to be slow to search is not. The longest match counts; of equally long ones, the last.
+A text's index grows with it: each position knows the previous one that ends with the same two
+tokens. So a look-up compares only the last few candidates, however long the text is, and a text
+that was written to be slow to search is not. The longest match counts; of equally long ones, the
+last.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from vllm_dflash.planning.step import Predicted, StepRecord
 
 SHORTEST, LONGEST = 2, 32
 """Shortest and longest match, in tokens. A longer one is no surer."""
-MOST_PLACES = 64
-"""Most places that a look-up in a text compares."""
+MAX_CANDIDATES = 64
+"""Most positions that a look-up in a text compares."""
 
 
 class Text:
@@ -31,34 +32,34 @@ class Text:
         self.tokens = array("i")
         self.predicted: list[int] = []
         self.match = 0  # how many last tokens had occurred before that
-        self._newest: dict[int, int] = {}  # the last place that ends with two tokens
-        self._before = array("i")  # for each place, the previous one that ends as it does, or -1
+        self._newest: dict[int, int] = {}  # the last position that ends with two tokens
+        self._before = array("i")  # for each position, the previous one that ends as it does, or -1
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
         text, newest, before = self.tokens, self._newest, self._before
         last = text[-1] if text else -1
-        for place, token in enumerate(tokens, len(text)):
+        for position, token in enumerate(tokens, len(text)):
             pair = last << 32 | token
             before.append(newest.get(pair, -1))
-            newest[pair] = place
+            newest[pair] = position
             text.append(token)
             last = token
 
     def longest_match(self) -> tuple[int, int]:
         """Return how many last tokens occurred before, and where what followed them is."""
         text, before, end = self.tokens, self._before, len(self.tokens) - 1
-        best, start, place = 0, 0, before[end]
-        for _ in range(MOST_PLACES):
-            if place < best or best == LONGEST:  # none, or no room for a longer match
+        best, start, position = 0, 0, before[end]
+        for _ in range(MAX_CANDIDATES):
+            if position < best or best == LONGEST:  # none, or no room for a longer match
                 break
-            if text[place - best] == text[end - best]:  # else it is no longer
-                size, most = SHORTEST, min(LONGEST, place + 1)
-                while size < most and text[place - size] == text[end - size]:
+            if text[position - best] == text[end - best]:  # else it is no longer
+                size, most = SHORTEST, min(LONGEST, position + 1)
+                while size < most and text[position - size] == text[end - size]:
                     size += 1
                 if size > best:
-                    best, start = size, place + 1
-            place = before[place]
+                    best, start = size, position + 1
+            position = before[position]
         return best, start
 
     def predict(self, most: int) -> None:

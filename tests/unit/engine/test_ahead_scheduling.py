@@ -85,7 +85,7 @@ def test_trees_get_room_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler.planner.start(straight_costs(), [0, 3, 7, 15, 31], ragged_seconds=1.0)
     plan_always(monkeypatch, 3, **worth)
     assert num_slots(scheduler, "a") == 3
-    scheduler._tree_gain._chains[:], scheduler._tree_gain._trees[:] = 1e6, [1e6, 1e6, 9e6]
+    scheduler._trees.gain._chains[:], scheduler._trees.gain._trees[:] = 1e6, [1e6, 1e6, 9e6]
     assert num_slots(scheduler, "a") == 31
     scheduler.planner.start(scheduler.planner.costs, [0, 3, 7, 15], ragged_seconds=1.0)
     assert num_slots(scheduler, "a") < 31  # it has no graph
@@ -189,7 +189,7 @@ def test_nothing_is_drafted_that_nobody_could_use(
     asked = plan_always(monkeypatch, *[7] * len(requests))
     scheduled = schedule(scheduler, *scheduler.requests)
     plan = plan_of(scheduled)
-    assert (bool(asked), plan.runs_block, plan.could_draft) == (is_planned,) * 3
+    assert (bool(asked), plan.runs_block, plan.any_eligible) == (is_planned,) * 3
     assert scheduler.statistics.skipped_steps == 0
     assert scheduled.num_spec_tokens_to_schedule == 7 * is_planned
 

@@ -97,7 +97,7 @@ def test_a_plan_also_applies_to_the_next_steps(
     steps = [host.step(*limits)[0] for limits in batches]
     assert [step.repeats_plan for step in steps] == repeats
     assert len(policy.asked) == repeats.count(False)
-    assert [step.could_draft for step in steps] == [any(limits) for limits in batches]
+    assert [step.any_eligible for step in steps] == [any(limits) for limits in batches]
     drafted = [bool(step.plan.drafted.any()) for step in steps]
     assert drafted == [plan.width > 0] + [plan.width > 0 and again for again in repeats[1:]]
     assert host.statistics.steps == len(batches)
@@ -116,8 +116,8 @@ def test_a_repeated_plan_drafts_within_the_limits_of_its_own_step() -> None:
 
     class All(Scripted):
         def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-            assert confidence.shape == (step.plan.drafted.sum(), step.limits.max())
-            return step.limits * step.plan.drafted, np.zeros(step.num_requests, bool)
+            assert confidence.shape == (step.plan.drafted.sum(), step.max_drafts.max())
+            return step.max_drafts * step.plan.drafted, np.zeros(step.num_requests, bool)
 
     plan = drafting(True, True, False, width=5)
     host = Host(policy := All(plan), every=9)
@@ -153,7 +153,7 @@ def test_free_drafts_are_considered_while_a_plan_without_blocks_is_repeated() ->
     host.step(7, 0, sampled=[[4], [7]], context=CONTEXT - 1)
     step, drafts = host.step(0, 3, sampled=[[5], [1000]])
     assert step.repeats_plan
-    assert step.could_draft  # like the planned step, whose limits are known
+    assert step.any_eligible  # like the planned step, whose limits are known
     assert drafts == [[], [8, 9, 3]]
     assert step.from_text.tolist() == [False, True]
     assert step.nan_drafts == 0
@@ -163,7 +163,7 @@ def test_free_drafts_are_considered_while_a_plan_without_blocks_is_repeated() ->
     following = [host.step(7, 0, context=CONTEXT + more)[0] for more in (1, 2)]
     assert [step.repeats_plan for step in following] == [True, False]
     assert following[0].predicted is not None
-    assert following[0].predicted.known.tolist() == [0, 1]
+    assert following[0].predicted.num_observed.tolist() == [0, 1]
 
 
 def test_a_match_that_did_not_pay_is_not_weighed_again_before_the_next_plan() -> None:
@@ -255,7 +255,7 @@ def test_steps_are_counted_and_new_plans_learned_from() -> None:
     observed: list[StepRecord] = []
 
     class Learning(Scripted):
-        def observe(self, step: StepRecord) -> StepEstimate:  # type: ignore[override]
+        def record_step(self, step: StepRecord) -> StepEstimate:  # type: ignore[override]
             observed.append(step)
             return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
 
@@ -281,4 +281,4 @@ def test_logits_that_were_not_finite_are_counted_by_request() -> None:
     step, drafts = host.step(7, 3, 2, 7)
     assert drafts == [[20], [20], [], [20]]
     assert step.nan_drafts == 4 + 2 + 4
-    assert step.limits.tolist() == [1, 1, 0, 1]
+    assert step.max_drafts.tolist() == [1, 1, 0, 1]

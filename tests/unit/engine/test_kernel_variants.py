@@ -12,7 +12,7 @@ import torch
 from support.decided_steps import World
 from support.drawn_tokens import Case, Step
 from support.kernel_variants import Variant, compiled
-from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.confidence import find_argmax
 from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
 from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
@@ -50,13 +50,13 @@ def decide(count: int) -> None:
 def find(count: int) -> None:
     """Several drafts a request; K of its confidences are 28 bytes."""
     logits, confidence = torch.randn(7 * count, 5000), torch.zeros(7 * 20)[: 7 * count]
-    find_likeliest(logits, torch.zeros(7 * count, dtype=torch.int64), confidence)
+    find_argmax(logits, torch.zeros(7 * count, dtype=torch.int64), confidence)
     tokens, shares = torch.zeros(7 * count, 8, dtype=torch.int64), torch.zeros(7 * count, 8)
-    find_likeliest(logits, tokens, confidence, shares)
+    find_argmax(logits, tokens, confidence, shares)
     slots, positions = torch.zeros(2, 7 * 20, dtype=torch.int64)
     requests = torch.ones(4), torch.zeros(4, dtype=torch.int64), None
     noise = DraftNoise(slots[: 7 * count], positions[: 7 * count], *requests, use_fp64=False)
-    find_likeliest(logits, tokens[:, 0].clone(), confidence, noise=noise)
+    find_argmax(logits, tokens[:, 0].clone(), confidence, noise=noise)
     noise_of(tokens, noise)
 
 
@@ -102,10 +102,10 @@ def test_what_triton_compiles_by_is_noticed() -> None:
     memory, tokens = torch.randn(65), torch.zeros(1, dtype=torch.int64)
     rows = (memory[:64], memory[1:65])
     aligned, shifted = variants_of(
-        *(lambda row=row: find_likeliest(row.view(1, 64), tokens, torch.zeros(1)) for row in rows)
+        *(lambda row=row: find_argmax(row.view(1, 64), tokens, torch.zeros(1)) for row in rows)
     )
     wide = torch.randn(4, 70)[:, :64]
-    (odd,) = variants_of(lambda: find_likeliest(wide, tokens, torch.zeros(1)))
+    (odd,) = variants_of(lambda: find_argmax(wide, tokens, torch.zeros(1)))
     assert len({frozenset(each) for each in (aligned, shifted, odd)}) == 3
 
 

@@ -127,12 +127,12 @@ def test_nothing_is_planned_if_nobody_wants_drafts(
         patch.setattr(Planner, "plan", lambda *_, **__: pytest.fail("asked"))
         for names in ("ab", "a"):
             plan = schedule(scheduler, names)
-            assert (plan.runs_block, plan.length, plan.could_draft) == (False, 0, False)
+            assert (plan.runs_block, plan.length, plan.any_eligible) == (False, 0, False)
         assert scheduler.statistics.skipped_steps == 0
         # The one that wants drafts has come to its end.
         scheduler.requests = {"a": request(), "c": request(left=2)}
         if not is_fixed:
-            assert not schedule(scheduler, "ac").could_draft
+            assert not schedule(scheduler, "ac").any_eligible
     scheduler.requests = {"a": request(), "c": request()}
     assert schedule(scheduler, "ac").lengths == {"a": 0, "c": 7}
 

@@ -40,7 +40,7 @@ def cache_of(
 ) -> Any:
     cache = PlanCache(LONGEST, K, own_limits or {}, is_fixed=kind.get("is_fixed", False))
     assert not cache
-    cache.keep(lengths, runs_block=kind.get("runs_block", True))
+    cache.keep_plan(lengths, runs_block=kind.get("runs_block", True))
     assert cache
     return cache
 
@@ -81,7 +81,7 @@ def test_a_new_plan_replaces_the_one_that_was_repeated() -> None:
         assert cache.repeat(rows("ab"), requests) == StepPlan(
             runs_block=True, length=2, is_new=False
         )
-    cache.keep({"a": 4, "b": 4}, runs_block=False)
+    cache.keep_plan({"a": 4, "b": 4}, runs_block=False)
     assert cache.repeat(rows("ab"), requests) == StepPlan(length=4, is_new=False)
 
 
@@ -97,7 +97,7 @@ def test_a_repeated_plan_keeps_the_limits_that_requests_set() -> None:
     requests["a"] = request(left=2)
     assert cache.repeat(rows("abcn"), requests).lengths == {"a": 5, "b": 2, "c": 0, "n": 3}
     plan = cache.repeat(rows("ac"), requests)
-    assert (plan.could_draft, plan.length) == (False, 0)
+    assert (plan.any_eligible, plan.length) == (False, 0)
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
@@ -109,19 +109,23 @@ def test_nothing_is_planned_that_nobody_could_use(is_fixed: bool) -> None:
     length = 5 * is_fixed
     for names in ("a", "p", "ap", "x"):
         plan = cache.repeat(rows(names), requests)
-        assert (plan.could_draft, plan.length, plan.runs_block) == (is_fixed, length, is_fixed)
+        assert (plan.any_eligible, plan.length, plan.runs_block) == (
+            is_fixed,
+            length,
+            is_fixed,
+        )
     requests["b"] = request(left=3)
-    assert cache.repeat(rows("apb"), requests).could_draft
+    assert cache.repeat(rows("apb"), requests).any_eligible
 
 
 def test_the_same_name_may_be_another_request() -> None:
     """Or have a longer prompt: a session goes on, with a text that takes many steps to read."""
     cache, requests = cache_of({"a": 5}), Requests(a=request())
-    assert cache.repeat(rows("a"), requests).could_draft
+    assert cache.repeat(rows("a"), requests).any_eligible
     requests["a"] = SimpleNamespace(
         **{**vars(request(0)), "num_tokens": 3000, "num_prompt_tokens": 3000}
     )
-    assert not cache.repeat(rows("a", 500), requests).could_draft
+    assert not cache.repeat(rows("a", 500), requests).any_eligible
 
 
 BATCHES = st.lists(
@@ -177,7 +181,7 @@ def check(
         for name, count in scheduled.items()
     )
     length = max(lengths.values()) * could
-    assert (plan.could_draft, plan.length, plan.runs_block) == (could, length, length > 0)
+    assert (plan.any_eligible, plan.length, plan.runs_block) == (could, length, length > 0)
     assert (plan.lengths or dict.fromkeys(lengths, length)) == (
         lengths if could else dict.fromkeys(lengths, 0)
     )

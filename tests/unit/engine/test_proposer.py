@@ -99,8 +99,8 @@ class Told(FixedLength):
         super().__init__(7)
         self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
-        plan = super().plan(ids, context_lens, limits)
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
+        plan = super().plan(ids, context_lens, max_drafts)
         return replace(plan, drafted=np.array(self.drafted))
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
@@ -158,7 +158,7 @@ def test_texts_go_on_where_the_drafters_length_ends(pair: Pair) -> None:
     step = harness.proposer.host._last
     assert step.predicted is not None
     assert step.predicted.lengths.tolist() == [32, 3, 0]
-    assert step.limits.tolist() == [0, 0, 0]
+    assert step.max_drafts.tolist() == [0, 0, 0]
 
 
 def test_requests_that_limit_their_drafts(pair: Pair) -> None:

@@ -65,11 +65,11 @@ def test_what_the_device_saw_goes_to_the_scheduler() -> None:
     table = OUTCOMES.on(output.get_output())
     assert table is not None
     assert verified_drafts(table) == [7, 2, 0, 0, 3, 5]
-    outcomes = Outcomes.of(table, 3)
+    outcomes = Outcomes.from_table(table, 3)
     assert outcomes.source.tolist() == SOURCE
     assert outcomes.admitted.tolist() == ADMITTED
     assert outcomes.matches.tolist() == [9] * len(NAMES)
-    assert outcomes.if_cut.tolist() == [[3] * 3] * len(NAMES)
+    assert outcomes.tokens_if_truncated.tolist() == [[3] * 3] * len(NAMES)
     assert outcomes.confidence[:, 0].tolist() == [0.25] * len(NAMES)
     assert not outcomes.confidence[:, 1:].any()  # 0 if it was not finite
     assert outcomes.confidence.shape == (len(NAMES), 7)

@@ -38,12 +38,12 @@ def step_of(plan: Plan | None = None, **changes: Any) -> StepRecord:
 
 def drafted_step(**changes: Any) -> StepRecord:
     """The first and last are drafted. 50 ms, of which the target takes 40 and the drafter 8."""
-    plan = Plan(np.array([True, False, True]), width=3, price=1.0, speedup=1.5)
+    plan = Plan(np.array([True, False, True]), width=3, utility_per_second=1.0, speedup=1.5)
     numbers = {
         "produced": np.array([3, 1, 1]),
         "verified": np.array([2, 2, 0]),
         "lengths": np.array([2, 3, 0]),  # the second was not drafted, so its length does not count
-        "could_draft": True,
+        "any_eligible": True,
         "draft_rows": 8,
         "draft_seconds": 0.008,
         "context_rows": 5,
@@ -85,7 +85,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
     ("step", "counted"),
     [
         (step_of(), {}),
-        (step_of(could_draft=True), {"skipped_steps": 1}),
+        (step_of(any_eligible=True), {"skipped_steps": 1}),
         (step_of(nan_drafts=2), {"nan_drafts": 2}),
         (step_of(seconds=2.0, planning_seconds=0.5), {"planning_share": 0.25}),
         (step_of(planning_seconds=0.5), {}),  # a pause: there is no time to take a share of
@@ -104,7 +104,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
             step_of(Plan(np.array([True, False, True]), 1, is_probe=True)),
             {"drafted_steps": 1, "probes": 1, "drafted_requests": 2, "draft_lengths": [2, 0, 0, 0]},
         ),
-        (step_of(Plan.without_block(3, is_probe=True), could_draft=True), {"skipped_steps": 1}),
+        (step_of(Plan.without_block(3, is_probe=True), any_eligible=True), {"skipped_steps": 1}),
         # Lengths are those of blocks: one took what its text predicts, or all did without a block.
         (
             drafted_step(**TEXTS, nan_drafts=0, planning_seconds=0),
@@ -115,7 +115,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
                 "draft_lengths": [1, 0, 1, 0],
             },
         ),
-        (step_of(could_draft=True, **TEXTS), {"skipped_steps": 1}),
+        (step_of(any_eligible=True, **TEXTS), {"skipped_steps": 1}),
     ],
 )
 def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:

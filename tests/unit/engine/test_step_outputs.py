@@ -149,8 +149,8 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
     table[1, 8:11] = 4, 5, 5  # the other request had no tree
     OUTCOMES.attach(output, table)
     scheduler.update_from_output(scheduled, output)
-    assert scheduler._tree_gain._trees.tolist() == [3, 4, 0]
-    assert scheduler._tree_gain._chains.tolist() == [3, 3, 0]
+    assert scheduler._trees.gain._trees.tolist() == [3, 4, 0]
+    assert scheduler._trees.gain._chains.tolist() == [3, 3, 0]
 
 
 # --- steps that repeat a plan ---------------------------------------------------------------------

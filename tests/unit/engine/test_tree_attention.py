@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
-from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
+from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, attention_unsupported_reason
 from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
 
 pytestmark = pytest.mark.v2
@@ -177,5 +177,5 @@ def test_layers_that_are_refused(of_layer: dict[str, Any], why: str | None) -> N
         name = of_layer.pop("backend")
         layer.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: name)
     vars(layer.impl).update(of_layer)
-    found = refusal({"model.layers.0": layer})
+    found = attention_unsupported_reason({"model.layers.0": layer})
     assert (found is None) if why is None else why in str(found)

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from support.chi_square import p_value
 from support.grown_trees import SLOTS, Grown
 from support.trees_by_hand import grown
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
+from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS, Batch, DraftSlots
 from vllm_dflash.engine.v2.drawing import DrawingVerifier
 from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
@@ -72,7 +72,7 @@ def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
     chain, in more places than a block has drafts."""
     slots = DraftSlots(2, 4, CPU)
     slots.records[:, 0] = BLOCK
-    confidence = slots.records[:, HEAD : HEAD + 4]
+    confidence = slots.records[:, NUM_RECORD_FIELDS : NUM_RECORD_FIELDS + 4]
     confidence[:] = torch.tensor([0.9, 0.7, 0.5, 0.4])
     there, texts = torch.tensor([1, 0]), torch.zeros(2, 20, dtype=torch.int32)
     sampled, rejected = torch.tensor([4, 6]).int(), torch.tensor([7, 3]).int()

@@ -9,20 +9,20 @@ from support.outcomes import outcomes_of
 from support.trees_by_hand import Tree, grown, path_of
 from vllm_dflash.config.engine_options import TREE_CUTS, tree_sizes
 from vllm_dflash.engine.v2.trees.tree_gain import ASSUMED_RATIO, TreeGain
-from vllm_dflash.planning.step import Outcomes
+from vllm_dflash.planning.step import Outcomes, Plan
 
 NODES = 31
 
 
 def told(
-    verified: list[int], if_cut: list[list[int]], chains: list[int]
+    verified: list[int], tokens_if_truncated: list[list[int]], chains: list[int]
 ) -> tuple[Outcomes, np.ndarray, np.ndarray]:
     """Outcomes of trees: how many nodes were verified, how many drafts were accepted with 7, 15 or
     all nodes, and how many of the chains in them."""
-    accepted = np.array(if_cut)
+    accepted = np.array(tokens_if_truncated)
     columns = 1 + accepted[:, [0, 1, 2]]
     columns[accepted[:, 2] < 0] = 0  # no tree
-    outcomes = outcomes_of(verified, 7, accepted=chains)._replace(if_cut=columns)
+    outcomes = outcomes_of(verified, 7, accepted=chains)._replace(tokens_if_truncated=columns)
     return outcomes, np.abs(accepted[:, 2]), np.zeros(len(verified))
 
 
@@ -40,21 +40,21 @@ def test_what_trees_brought_counts() -> None:
         outcomes, accepted, rest = told(
             [31, 15, 7, 31], [[3, 4, 6], [3, 4, 4], [3, 3, 3], [-9] * 3], [4, 2, 3, 9]
         )
-        gain.observe(outcomes, accepted, rest + np.array([0, 2, 1, 9]))
+        gain.record_step(outcomes, accepted, rest + np.array([0, 2, 1, 9]))
     assert gain.ratios.tolist() == pytest.approx([3 / 4, 1.0, 6 / 4], abs=0.04)
     for _ in range(600):
         outcomes, accepted, rest = told([31], [[6, 6, 6]], [6])
-        gain.observe(outcomes, accepted, rest)
+        gain.record_step(outcomes, accepted, rest)
     assert gain.ratios.tolist() == pytest.approx([1.0] * 3, abs=0.03)
 
 
 def test_sizes_that_did_not_pay_are_tried_again_one_day() -> None:
     gain = TreeGain(tree_sizes(NODES))
     for _ in range(100):
-        gain.observe(*told([31], [[4, 4, 4]], [4]))
+        gain.record_step(*told([31], [[4, 4, 4]], [4]))
     before = gain.ratios
     for _ in range(3000):
-        gain.observe(*told([15], [[4, 4, 4]], [4]))
+        gain.record_step(*told([15], [[4, 4, 4]], [4]))
     assert (before < 1.05).all()
     assert (gain.ratios[:2] < 1.05).all()
     assert gain.ratios[2] > 1.2
@@ -73,7 +73,7 @@ def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int
     gain = TreeGain(tree_sizes(NODES))
     ratios = []
     for _ in range(4000):
-        gain.observe(*became(tree, verified, sure, random))
+        gain.record_step(*became(tree, verified, sure, random))
         ratios.append(gain.ratios)
     learned = np.mean(ratios[1000:], axis=0)
     sizes = [size for size in tree_sizes(NODES) if size <= verified]
@@ -93,7 +93,7 @@ def became(
     firsts = [node for node, way in enumerate(tree.ways[:verified]) if not any(way)]
     came = next((n for n in range(len(firsts)) if by_depth[n]), len(firsts))
     outcomes = outcomes_of([verified], 15, accepted=[came])
-    outcomes = outcomes._replace(if_cut=1 + np.array([lengths[:3]]))
+    outcomes = outcomes._replace(tokens_if_truncated=1 + np.array([lengths[:3]]))
     rest = sum(sure ** np.arange(1, 16 - len(firsts))) * (came == len(firsts))
     return outcomes, np.array(lengths[3:]), np.array([rest])
 
@@ -112,4 +112,5 @@ def test_the_size_that_brings_most_a_second_is_chosen(seed: int) -> None:
         if count * mean / seconds[size] > best:
             best, expected = count * mean / seconds[size], size
     promise = count * float(np.log(1 + accepted))
-    assert gain.best(count, promise, seconds, rate, of_texts=of_texts) == expected
+    plan = Plan.without_block(count, rate=rate, of_blocks=promise, of_texts=of_texts)
+    assert gain.best(plan, seconds) == expected

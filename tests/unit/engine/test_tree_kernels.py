@@ -66,11 +66,11 @@ def test_a_prompts_rows_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(case)
     with monkeypatch.context() as patch:
         patch.setattr(tree_kernels, "_num_programs", lambda device: 160)
-        launch = Launch.of(
+        launch = Launch.from_batch(
             made.query, made.kv_cache, made.batch, made.trees, made.scores, all_requests=False
         )
     assert num_segments(launch.num_tiles, launch.num_programs) == 16
-    assert launch.num_rows == launch.places * len(made.batch.seq_lens) == 8 * 5
+    assert launch.num_rows == launch.rows_per_request * len(made.batch.seq_lens) == 8 * 5
     output, expected = attend(case)
     torch.testing.assert_close(output, expected, rtol=2e-5, atol=2e-5)
 

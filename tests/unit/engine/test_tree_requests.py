@@ -14,8 +14,10 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_dflash.engine.v2.trees import tree_requests
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
-from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees, may_branch, why_chains
+from vllm_dflash.engine.v2.trees.tree_planning import TreePlanner
+from vllm_dflash.engine.v2.trees.tree_requests import may_branch, trees_unsupported_reason
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
+from vllm_dflash.planning.planner import Planner
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def engine(**changes: Any) -> Any:
     ],
 )
 def test_engines_that_get_chains(changes: dict[str, Any], why: str | None) -> None:
-    found = why_chains(engine(**changes))
+    found = trees_unsupported_reason(engine(**changes))
     assert found == why or (why and found and why in found)
 
 
@@ -87,7 +89,7 @@ def test_installed_logits_processors_mean_chains(monkeypatch: pytest.MonkeyPatch
     """vLLM loads them without being asked."""
     found = {"vllm.logits_processors": ["somebody's"]}
     monkeypatch.setattr(tree_requests, "entry_points", lambda group: found[group])
-    assert "logits processors" in str(why_chains(engine()))
+    assert "logits processors" in str(trees_unsupported_reason(engine()))
 
 
 def test_without_a_step_that_walked_nothing_was_a_tree() -> None:
@@ -99,25 +101,38 @@ def requests(*params: SamplingParams) -> Any:
     return {str(n): SimpleNamespace(sampling_params=each) for n, each in enumerate(params)}
 
 
+def places(
+    chains: list[int], living: Any, *, names: str, context: list[int], most_rows: int = 1000
+) -> list[list[int]]:
+    """Return each request's places with trees of 7, 15 and 31 nodes, up to a length of 500."""
+    config: Any = SimpleNamespace(
+        speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=7),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=most_rows + 7 * len(names)),
+    )
+    planner = TreePlanner(31, Planner(7, 8), config, 1000)
+    lens, ends = np.array(context), np.full(len(names), 500)
+    found = planner._lengths_of_trees(np.array(chains), list(names), living, lens, ends)
+    return found.tolist()
+
+
 def test_places_for_trees_and_for_chains() -> None:
     """One request may have a tree, one may not, one is near its end, one has no drafts, and one is
     gone."""
     fine, logprobs = SamplingParams(), SamplingParams(logprobs=1)
     living = requests(fine, logprobs, fine, fine)
     living = {name: living[name] for name in "3102"}
-    found = PlacesOfTrees(31).places(
-        np.array([7, 7, 4, 0, 7]),
-        list("01234"),
-        living,
-        np.array([100, 100, 488, 100, 100]),
-        np.full(5, 500),
-        1000,
-    )
-    assert found.tolist() == [[7, 7, 7, 0, 7], [15, 7, 10, 0, 7], [31, 7, 10, 0, 7]]
-    longer = PlacesOfTrees(31).places(
-        np.full(2, 15), list("01"), living, np.full(2, 100), np.full(2, 500), 1000
-    )
-    assert longer.tolist() == [[7, 15], [15, 15], [31, 15]]  # chains are not cut
+    found = places([7, 7, 4, 0, 7], living, names="01234", context=[100, 100, 488, 100, 100])
+    assert found == [[7, 7, 7, 0, 7], [15, 7, 10, 0, 7], [31, 7, 10, 0, 7]]
+    longer = places([15, 15], living, names="01", context=[100, 100])
+    assert longer == [[7, 15], [15, 15], [31, 15]]  # chains are not cut
+
+
+def test_a_step_has_rows_for_all_requests() -> None:
+    """vLLM would leave out the requests that come last."""
+    batch: dict[str, Any] = {"names": "0123", "context": [100] * 4}
+    living = requests(*[SamplingParams()] * 4)
+    assert places([7] * 4, living, **batch, most_rows=64)[-1] == [15] * 4
+    assert places([7] * 4, living, **batch, most_rows=16)[-1] == [7] * 4  # as without trees
 
 
 def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,12 +156,3 @@ def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPat
         assert trees.slots.may_branch.tolist() == [0, 9, 9, 9, 1, 9]
         assert trees.slots.sizes.tolist() == [0, 5, 5, 5, 0, 5]
     assert trees.slots.slots.tolist() == [1, 4, 0, 0, 0, 0]
-
-
-def test_a_step_has_rows_for_all_requests() -> None:
-    """vLLM would leave out the requests that come last."""
-    living = requests(*[SamplingParams()] * 4)
-    batch = list("0123"), living, np.full(4, 100), np.full(4, 500)
-    places = PlacesOfTrees(31)
-    assert places.places(np.full(4, 7), *batch, 64)[-1].tolist() == [15] * 4
-    assert places.places(np.full(4, 7), *batch, 16)[-1].tolist() == [7] * 4  # as without trees

@@ -102,7 +102,7 @@ class Drafter:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.statistics.record_blocks([7], could_draft=True)
+            self.statistics.record_blocks([7], any_eligible=True)
             self.statistics.nan_drafts += 1
             for each in (self.slots.records, self.slots.overall, self.slots.counts):
                 each += 1

@@ -16,7 +16,7 @@ from triton.runtime import interpreter
 from emulated.interpreter import worst_arithmetic
 from support.decided_steps import World
 from support.drawn_tokens import Case, Step
-from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.confidence import find_argmax
 from vllm_dflash.engine.v2.drawing_kernels import TILE, draw
 
 pytestmark = [
@@ -93,7 +93,7 @@ def test_confidence_is_a_probability(vocab_size: int) -> None:
     logits[1, 7] = 3.0  # certain
     tokens, confidence = torch.zeros(64, 4, dtype=torch.int64), torch.zeros(64)
     shares = torch.zeros(64, 4)
-    find_likeliest(logits, tokens, confidence, shares)
+    find_argmax(logits, tokens, confidence, shares)
     assert tokens[2:].tolist() == logits[2:].topk(4).indices.tolist()
     assert 0.0 < float(confidence.min()) <= float(confidence.max()) <= 1.0
     torch.testing.assert_close(confidence, logits.softmax(-1).amax(-1), rtol=1e-5, atol=0.0)

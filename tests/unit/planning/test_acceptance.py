@@ -90,7 +90,7 @@ def test_what_is_learned_equals_plain_bookkeeping(
     for passed, drafts in steps:
         learned.step += passed
         confidence, verified, accepted = map(np.array, zip(*drafts.values(), strict=True))
-        learned.observe_outcomes(np.array([*drafts]), confidence, verified, accepted)
+        learned.record_outcomes(np.array([*drafts]), confidence, verified, accepted)
         by_hand.observe(learned.step, drafts)
         rows = np.arange(ROWS)
         assert learned.ratio(rows) == pytest.approx([by_hand.ratio(row) for row in range(ROWS)])
@@ -106,7 +106,7 @@ def learn(
     count = len(rows)
     for _ in range(times):
         learned.step += 1
-        learned.observe_outcomes(
+        learned.record_outcomes(
             np.array(rows),
             np.full((count, WIDTH), sure),
             np.full(count, WIDTH),
@@ -174,7 +174,7 @@ def test_old_evidence_fades_but_a_pause_is_no_amnesia() -> None:
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     learned = Acceptance(WIDTH, ROWS, of_texts=False)
     learn(learned, 9, 0, sure=0.9)
-    learned.observe_drafts(np.array([0]), np.full((1, WIDTH), 0.3))
+    learned.record_drafts(np.array([0]), np.full((1, WIDTH), 0.3))
     learned.forget(np.array([0]))
     typical = np.array([0, 3])
     learned.forget(np.array([3]))
@@ -189,7 +189,7 @@ def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
 def falls_on(learned: Acceptance, survival: list[float]) -> Floats:
     """Return what is expected after many blocks that promised this, [K]."""
     for _ in range(300):
-        learned.observe_drafts(np.array([0]), np.array([survival]))
+        learned.record_drafts(np.array([0]), np.array([survival]))
     return learned.curves[0]
 
 
@@ -209,21 +209,21 @@ def test_every_block_moves_what_is_expected_of_new_requests() -> None:
     """Those of one step count alike, and together at most half."""
     one = Acceptance(WIDTH, 1, of_texts=False)
     for _ in range(30):
-        one.observe_drafts(np.array([0]), np.zeros((1, WIDTH)))
+        one.record_drafts(np.array([0]), np.zeros((1, WIDTH)))
     assert one.typical[0] == pytest.approx(ASSUMED * (1.0 - TYPICAL_RATE) ** 30)
     batch = Acceptance(WIDTH, 30, of_texts=False)
     curves = np.repeat([[0.4], [0.0]], 15, axis=0).repeat(WIDTH, axis=1)
-    batch.observe_drafts(np.arange(30), curves)
+    batch.record_drafts(np.arange(30), curves)
     assert batch.typical[0] == pytest.approx(0.5 * ASSUMED + 0.5 * 0.2)
 
 
 def test_a_block_moves_what_is_expected_of_its_own_request() -> None:
     learned = Acceptance(WIDTH, 2, of_texts=False)
-    learned.observe_drafts(np.array([1]), np.full((1, WIDTH), 0.5))
+    learned.record_drafts(np.array([1]), np.full((1, WIDTH), 0.5))
     assert learned.curves[0].tolist() == pytest.approx([0.8, 0.64, 0.512])
     assert learned.curves[1, 0] == pytest.approx(0.8 + CURVE_RATE * (0.5 - 0.8))
     assert learned.num_observed.tolist() == [0, 1]
-    learned.observe_drafts(np.zeros(0, np.int64), np.zeros((0, 0)))
+    learned.record_drafts(np.zeros(0, np.int64), np.zeros((0, 0)))
     assert learned.num_observed.tolist() == [0, 1]
 
 

@@ -24,10 +24,6 @@ class Watched(Curve):
         super().__init__(known.counts, known.seconds)
         self.asked: set[int] = set()
 
-    def one(self, count: float) -> float:
-        self.asked.add(int(count))
-        return super().one(count)
-
     def at(self, counts: Ints | Floats | float) -> Floats:
         self.asked |= {int(count) for count in np.ravel(counts)}
         return super().at(counts)
@@ -65,7 +61,9 @@ def test_on_v1_any_number_of_blocks_has_any_width(
 ) -> None:
     worth = np.full((REQUESTS, K), 0.5)
     batch = Batch(CONTEXT, LIMITS, np.zeros(REQUESTS, np.int64), np.zeros((REQUESTS, 0)), worth)
-    none = Plan.without_block(REQUESTS, lengths=np.zeros(REQUESTS, np.int64), price=1.0, rate=1.0)
+    none = Plan.without_block(
+        REQUESTS, lengths=np.zeros(REQUESTS, np.int64), utility_per_second=1.0, rate=1.0
+    )
     widths = np.array([2, 5])
     plan = best_drafted(costs, batch, none, widths, REQUESTS)
     assert blocks.asked == {n * (first + width) for n in (1, 2, 3) for width in (2, 5)}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from support.planner_world import curve
 from vllm_dflash.planning.costs import Curve
@@ -16,27 +14,12 @@ def test_a_curve_interpolates_and_goes_on_with_its_last_slope() -> None:
     assert line.at(np.array([1, 2, 3, 4, 7])) * 1000 == pytest.approx([10, 15, 20, 30, 60])
 
 
-@given(
-    st.lists(st.floats(0, 20), min_size=2, max_size=5),
-    st.lists(st.floats(0, 300), min_size=1, max_size=3),
-    st.sampled_from([0, 1]),
-)
-def test_one_count_is_looked_up_as_many_are(
-    times: list[float], counts: list[float], first: int
-) -> None:
-    line = curve(dict(zip(first + 2 ** np.arange(len(times)), times, strict=True)))
-    for count in counts:
-        line.correct(count, 0.02)
-        for each in (*counts, *line.counts.tolist()):
-            assert line.one(each) == pytest.approx(float(line.at(each)))
-
-
 def test_a_single_point_is_a_flat_curve() -> None:
     """As with K = 1 and one request at a time."""
     line = curve({2: 10.0})
     assert line.at(np.array([1, 2, 9])) * 1000 == pytest.approx([10, 10, 10])
     line.correct(2, 0.012)
-    assert line.one(2) * 1000 == pytest.approx(11)
+    assert line.at(2) * 1000 == pytest.approx(11)
 
 
 def test_a_profile_that_dips_is_made_non_decreasing() -> None:
@@ -87,8 +70,8 @@ def test_the_first_measurements_count_more() -> None:
     line = curve({1: 10.0, 4: 20.0})
     for expected in (11.0, 11.3333, 11.5, 11.6):
         line.correct(1, 0.012)
-        assert line.one(1) * 1000 == pytest.approx(expected, rel=0.002)
-    assert 20.2 < line.one(4) * 1000 < 21
+        assert line.at(1) * 1000 == pytest.approx(expected, rel=0.002)
+    assert 20.2 < line.at(4) * 1000 < 21
 
 
 def test_a_curve_never_comes_to_dip() -> None:

@@ -19,16 +19,20 @@ from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Plan, Predicted, S
 CPU = CostTable.read("cpu_2_cores")
 
 
-def predicted(lengths: list[int], match: int = 8, known: int = 0, came_true: int = 0) -> Predicted:
+def predicted(
+    lengths: list[int], match: int = 8, num_observed: int = 0, num_correct: int = 0
+) -> Predicted:
     ones = np.ones(len(lengths), dtype=np.int64)
-    return Predicted(np.array(lengths), match * ones, known * ones, came_true * ones, match * ones)
+    return Predicted(
+        np.array(lengths), match * ones, num_observed * ones, num_correct * ones, match * ones
+    )
 
 
 def drafted_step(drafted: list[bool], limits: list[int] | None = None, **plan: Any) -> StepRecord:
     """Return a step that has drafted these; a row, which takes 1 ms, must bring `price` / 1000."""
     count = len(drafted)
     step = StepRecord(names(count), np.ones(count, int), count)
-    step.limits = np.array(limits or [3] * count) * drafted
+    step.max_drafts = np.array(limits or [3] * count) * drafted
     step.plan = Plan(np.array(drafted), 3 * any(drafted), **{"price": 100.0, **plan})
     return step
 
@@ -39,7 +43,7 @@ def chosen(
     """Drafts of one request that are verified, and whether they are its text's, of which it has 3
     or none."""
     ours = ToldPlanner(0.9, 0.8, 0.7, most_free=3)
-    step = drafted_step([bool(block)], price=price, **plan)
+    step = drafted_step([bool(block)], utility_per_second=price, **plan)
     step.predicted = predicted([3 * bool(match)], match)
     lengths, is_text = ours.choose(step, np.array([block]) if block else np.zeros((0, 0)))
     return int(lengths[0]), bool(is_text[0])
@@ -55,17 +59,17 @@ def test_a_request_takes_the_source_that_promises_more() -> None:
     assert chosen([0.8], 0) == (1, False)
     assert chosen([], 0) == (0, False)
     # Each is cut where its drafts are not worth their row.
-    assert chosen([0.8, 0.5, 0.5], 0, price=150.0) == (2, False)
-    assert chosen([], 8, price=270.0) == (2, True)
-    assert chosen([0.3, 0.3, 0.3], 2, price=600.0) == (0, False)
+    assert chosen([0.8, 0.5, 0.5], 0, utility_per_second=150.0) == (2, False)
+    assert chosen([], 8, utility_per_second=270.0) == (2, True)
+    assert chosen([0.3, 0.3, 0.3], 2, utility_per_second=600.0) == (0, False)
 
 
 def test_a_probe_verifies_the_block() -> None:
     """However little it is worth."""
-    assert chosen([0.2, 0.1, 0.1], 40, price=250.0) == (3, True)
-    assert chosen([0.2, 0.1, 0.1], 40, price=250.0, is_probe=True) == (3, False)
-    assert chosen([0.2, 0.1, 0.1], 0, price=250.0) == (0, False)
-    assert chosen([0.2, 0.1, 0.1], 0, price=250.0, is_probe=True) == (3, False)
+    assert chosen([0.2, 0.1, 0.1], 40, utility_per_second=250.0) == (3, True)
+    assert chosen([0.2, 0.1, 0.1], 40, utility_per_second=250.0, is_probe=True) == (3, False)
+    assert chosen([0.2, 0.1, 0.1], 0, utility_per_second=250.0) == (0, False)
+    assert chosen([0.2, 0.1, 0.1], 0, utility_per_second=250.0, is_probe=True) == (3, False)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_drafts_are_cut_where_they_are_not_worth_their_time(
     """Survival is 0.9, 0.72, 0.36 for one request, worth 0.642, 0.321 and 0.129; and 0.4, 0.04,
     0.004 for the other, worth 0.336, 0.028 and 0.003."""
     ours = ToldPlanner(0.9, 0.8, 0.7)
-    step = drafted_step([True, True], limits, price=price, is_probe=is_probe)
+    step = drafted_step([True, True], limits, utility_per_second=price, is_probe=is_probe)
     confidence = np.array([[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]])
     assert ours.choose(step, confidence)[0].tolist() == lengths
 
@@ -101,7 +105,7 @@ def test_a_step_that_repeats_a_plan_says_nothing_new_about_what_to_expect() -> N
     step = drafted_step([True])
     step.repeats_plan = True
     assert ours.choose(step, np.full((1, 3), 0.8))[0].tolist() == [3]
-    row = ours._rows(names(1))[0]
+    row = ours.rows(names(1))[0]
     assert ours.blocks.num_observed[row] == 0
     assert ours.blocks.curves[row].tolist() == [0.9, 0.8, 0.7]
     assert ours._handed[row] == 3
@@ -116,7 +120,7 @@ def test_each_block_is_its_own_requests() -> None:
     lengths, is_text = ours.choose(step, np.array([[0.01] * 3, [0.99] * 3]))
     assert lengths.tolist() == [6, 0, 0, 3, 0]
     assert is_text.tolist() == [True, False, False, False, False]
-    rows = ours._rows(step.ids)
+    rows = ours.rows(step.ids)
     assert ours._handed[rows].tolist() == [6, 0, 0, 3, 0]
     assert ours._source[rows].tolist() == [TEXT, NO_DRAFTS, NO_DRAFTS, BLOCK, NO_DRAFTS]
     assert ours._confidence[rows[3], :4].tolist() == [0.99, 0.99, 0.99, 0]
@@ -155,7 +159,7 @@ def test_drafts_that_are_not_ours_teach_nothing() -> None:
     assert ours.choose(step, np.full((2, 3), 0.9))[0].tolist() == [2, 0]
     verify(ours, [3, 3], [0, 0])
     assert nothing_was_learned(ours)
-    step.plan = Plan(step.plan.drafted, 3, price=2000.0)
+    step.plan = Plan(step.plan.drafted, 3, utility_per_second=2000.0)
     assert ours.choose(step, np.full((2, 3), 0.9))[0].tolist() == [0, 0]
     verify(ours, [1, 0], [0, 0])
     assert nothing_was_learned(ours)
@@ -173,21 +177,26 @@ def test_drafts_are_verified_once() -> None:
 
 def test_of_a_text_beside_a_block_only_the_first_token_counts() -> None:
     """How many tokens are known then shows how easy they were."""
-    for came_true, wrong in ((2, 0), (0, 1)):
+    for num_correct, wrong in ((2, 0), (0, 1)):
         ours = ToldPlanner(0.9, 0.8, 0.7, most_free=6)
         first = predicted([6], match=2)
         ours.plans([3], predicted=first)
         step = drafted_step([True])
         step.predicted = first
         ours.choose(step, np.full((1, 3), 0.99))
-        verify(ours, [3], [2], predicted=predicted([0], match=2, known=3, came_true=came_true))
+        verify(
+            ours,
+            [3],
+            [2],
+            predicted=predicted([0], match=2, num_observed=3, num_correct=num_correct),
+        )
         assert ours.texts.of_all.tolist() == pytest.approx([1 - TRUST[2], wrong])
 
 
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     """There are rows for twice the batch. With batches of one, the third takes the first's row."""
     ours = ToldPlanner(0.9, 0.8, 0.7)
-    ours._requests.__init__(2)  # type: ignore[misc]
+    ours._free_rows = [0, 1]
     step = drafted_step([True])
     ours.choose(step, np.full((1, 3), 0.9))
     for name in ("b", "c"):

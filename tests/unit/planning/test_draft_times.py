@@ -41,7 +41,7 @@ def test_what_drafts_add_is_a_line_of_least_squares(
     for drafts, slope, intercept in steps:
         ms = 14 + slope * drafts + intercept
         limit = 1.3 * ms_of(costs, 4, 4 + drafts)
-        costs.observe(timed(4, 4 + drafts, ms))
+        costs.record_step(timed(4, 4 + drafts, ms))
         x.append(drafts)
         y.append(min(ms, limit) - 14)
         assume(costs.plain(4) * 1000 == pytest.approx(14))  # drafts made no step faster
@@ -63,7 +63,7 @@ def test_a_profile_whose_rows_are_too_cheap_or_too_dear_is_found_out(
     for number in range(150):
         rows = num_requests * (1 + [0, 2, 5][number % 3])
         ms = 1000 * float(truth.verify.at(rows)) * (1 + 0.01 * rng.normal())
-        costs.observe(timed(num_requests, rows, ms))
+        costs.record_step(timed(num_requests, rows, ms))
     for length in range(8):
         rows = num_requests * (1 + length)
         expected = 1000 * float(truth.verify.at(rows))
@@ -75,7 +75,7 @@ def test_an_extreme_slope_is_limited() -> None:
     costs = straight_costs()
     for number in range(300):
         drafts = 1 + number % 8
-        costs.observe(timed(1, 1 + drafts, 11 + 100 * drafts))
+        costs.record_step(timed(1, 1 + drafts, 11 + 100 * drafts))
     added = np.diff(costs.target(1, np.array([2, 4, 8]))) * 1000
     assert added == pytest.approx([2 * MOST_SLOPE, 4 * MOST_SLOPE])
 
@@ -91,8 +91,8 @@ def test_what_verifying_takes_beside_is_not_charged_to_plain_decoding(
     for times in (0, 5):
         costs = profiled_costs()
         for _ in range(times):
-            costs.observe(timed(num_requests, num_requests, plain))
+            costs.record_step(timed(num_requests, num_requests, plain))
         for _ in range(100):
-            costs.observe(timed(num_requests, rows, drafted + hidden_ms))
+            costs.record_step(timed(num_requests, rows, drafted + hidden_ms))
         assert ms_of(costs, num_requests, num_requests) == pytest.approx(plain)
         assert ms_of(costs, num_requests, rows) == pytest.approx(drafted + hidden_ms, rel=0.03)

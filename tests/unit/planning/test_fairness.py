@@ -13,7 +13,7 @@ from support.planner_world import names, straight_costs
 from vllm_dflash.engine.v2.trees.tree_gain import ASSUMED_RATIO, TreeGain
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.search import Batch, best_lengths, first_best, worth_of
+from vllm_dflash.planning.search import Batch, best_lengths, first_best, utility_of
 from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 CHANCES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=4)
@@ -28,7 +28,7 @@ def survival_of(chances: list[list[float]]) -> Floats:
 @given(CHANCES)
 def test_worth_of_a_draft(chances: list[list[float]]) -> None:
     survival = survival_of(chances)
-    worth = worth_of(survival)
+    worth = utility_of(survival)
     assert worth.cumsum(axis=1) == pytest.approx(np.log(1 + survival.cumsum(axis=1)))
     assert (np.diff(worth, axis=1) <= 1e-12).all(), "so the best n drafts are prefixes"
 
@@ -59,7 +59,7 @@ def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None
         return float(np.exp(np.log(speeds(survival, lengths)).mean()))
 
     best = max(mean(np.array(one)) for one in product(range(4), repeat=count))
-    found = best_of(worth_of(survival))
+    found = best_of(utility_of(survival))
     assert mean(found.lengths) == pytest.approx(best, rel=1e-9)
     assert found.rate == pytest.approx(count * best)
 
@@ -67,17 +67,17 @@ def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None
 @given(CHANCES)
 def test_at_the_price_of_the_best_step_no_other_is_worth_more(chances: list[list[float]]) -> None:
     """So a step's drafts can be cut one by one once its price is known."""
-    worth = worth_of(survival_of(chances))
+    worth = utility_of(survival_of(chances))
     found = best_of(worth)
 
     def value(lengths: Ints) -> float:
         gain = sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True))
-        return float(gain - found.price * lengths.sum() / 1000)
+        return float(gain - found.utility_per_second * lengths.sum() / 1000)
 
     best = max(value(np.array(one)) for one in product(range(4), repeat=len(worth)))
     assert value(found.lengths) == pytest.approx(best, abs=1e-9)
     seconds = (10 + len(worth) + found.lengths.sum()) / 1000
-    assert found.price == pytest.approx(len(worth) / seconds)
+    assert found.utility_per_second == pytest.approx(len(worth) / seconds)
 
 
 @given(CHANCES, st.integers(1, 9))
@@ -87,8 +87,9 @@ def test_worth_of_trees(chances: list[list[float]], count: int) -> None:
     promise = count * float(np.log1p(accepted))
     seconds = np.array([0.05])
     bound = count * (1 + ASSUMED_RATIO * accepted) / 0.05
-    assert gain.best(count, promise, seconds, 0.999 * bound) == 0
-    assert gain.best(count, promise, seconds, 1.001 * bound) is None
+    for share, best in ((0.999, 0), (1.001, None)):
+        plan = Plan.without_block(count, rate=share * bound, of_blocks=promise)
+        assert gain.best(plan, seconds) == best
 
 
 def test_of_values_that_rounding_may_have_set_apart_the_first_is_chosen() -> None:
@@ -106,7 +107,7 @@ def text_of_one(count: int) -> Ints:
     only = np.zeros(count, np.int64)
     only[0] = 20
     limits = np.zeros(count, np.int64)
-    step = StepRecord(names(count), limits + 1, limits=limits)
+    step = StepRecord(names(count), limits + 1, max_drafts=limits)
     step.predicted = Predicted(only, only * 500, *(only * 0,) * 3)
     step.plan = ours.plan(step.ids, step.context_lens, limits, predicted=step.predicted)
     return ours.choose(step, np.zeros((0, 0)))[0]
@@ -126,7 +127,7 @@ def test_v2_gives_few_places_to_the_only_copy_of_many() -> None:
     for count in (1, 32):
         ours = Planner(15, count)
         ours.start(straight_costs(), range(16))
-        rows = ours._rows(names(count))
+        rows = ours.rows(names(count))
         ours.texts.curves[rows[0]] = 0.99 ** np.arange(1, 16)
         ours.blocks.curves[rows] = 0.0
         plan = ours.plan(names(count), np.full(count, 10), np.full(count, 15))

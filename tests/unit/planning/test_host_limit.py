@@ -65,7 +65,7 @@ def test_the_profile_is_corrected_within_half_a_second(drafts: RecordedDrafts, c
 
     def expected_ms() -> float:
         verify = planner.costs.target(count, rows, float(pipeline.context().sum()))
-        return 1000 * float(verify + planner.costs.block(rows))
+        return 1000 * float(verify + planner.costs.blocks(count, drafts.width))
 
     assert expected_ms() < 1.7 * DEVICE_MS
     pipeline.run(steps=190)

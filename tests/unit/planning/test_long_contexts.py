@@ -11,7 +11,7 @@ from support.planner_world import names, straight_costs
 from support.told_planner import ToldPlanner, v2
 from vllm_dflash.planning.costs import Attention, StepCosts
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
+from vllm_dflash.planning.step import Plan, StepRecord
 
 
 def with_attention(plain: float = 0.0, draft: float = 0.0, block: float = 0.0) -> StepCosts:
@@ -29,7 +29,7 @@ def timed(lens: list[int], drafts: int, ms: float) -> StepRecord:
 
 def told(costs: StepCosts, *curve: float) -> ToldPlanner:
     ours = ToldPlanner(*curve, costs=costs)
-    ours.blocks.num_observed[ours._rows(names(4))] = 1  # nothing is new
+    ours.blocks.num_observed[ours.rows(names(4))] = 1  # nothing is new
     return ours
 
 
@@ -38,7 +38,7 @@ def test_a_step_takes_longer_the_more_context_is_read() -> None:
     step.rows, step.verified = 5, np.array([1, 2])
     step.plan = Plan(np.array([False, True]), width=2)
     step.draft_rows, step.draft_seconds = 3, 0.00725
-    estimate = with_attention(plain=1, draft=0.5, block=2).observe(step)
+    estimate = with_attention(plain=1, draft=0.5, block=2).record_step(step)
     # 4000 tokens once, and 1000 + 2 * 3000 for drafts; a block over 3000.
     assert estimate.target_seconds * 1000 == pytest.approx(15 + 4 + 3.5)
     assert estimate.draft_seconds * 1000 == pytest.approx((2 + 3) / 4 + 6)
@@ -68,7 +68,10 @@ def test_drafts_behind_long_contexts_are_cut_first() -> None:
     """All drafts have the same chances; a row must bring 0.3, and the long request's 0.6 more."""
     ours = told(with_attention(draft=0.1), 0.9, 0.8)
     step = timed([100, 20_000], 0, 0.0)
-    step.plan, step.limits = Plan(np.ones(2, dtype=bool), width=2, price=300.0), np.array([2, 2])
+    step.plan, step.max_drafts = (
+        Plan(np.ones(2, dtype=bool), width=2, utility_per_second=300.0),
+        np.array([2, 2]),
+    )
     assert ours.choose(step, np.full((2, 2), 0.9))[0].tolist() == [2, 0]
     step.context_lens = np.array([100, 100])
     assert ours.choose(step, np.full((2, 2), 0.9))[0].tolist() == [2, 2]
@@ -81,8 +84,8 @@ def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
         costs, step = with_attention(block=0.1), timed(lens, 0, 10.0 + len(lens))
         step.plan = Plan(np.arange(len(lens)) == len(lens) - 1, width=2)
         step.draft_rows, step.draft_seconds = 3, seconds
-        costs.observe(step)
-        return costs.block(np.array([3, 64]))
+        costs.record_step(step)
+        return costs.draft.at(np.array([3, 64]))
 
     as_expected = after([20_000], 0.00325)  # (2 + 3) / 4, and 2 for its context
     assert as_expected * 1000 == pytest.approx([1.25, 16.5])
@@ -102,21 +105,14 @@ def test_blocks_are_drafted_where_reading_the_context_pays(of: str) -> None:
     assert widths[0] == 0 < widths[1]
 
 
-def test_the_block_in_a_steps_time_is_one_over_its_contexts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_block_in_a_steps_time_is_one_over_its_contexts() -> None:
     """Model Runner V2 cannot time blocks, and expects what the profile says."""
-    planner, inferred = Planner(7, 1), list[float]()
+    planner, blocks = Planner(7, 1), []
     planner.start(with_attention(block=1), [7])
-    observe = planner.costs.observe
-
-    def observed(step: StepRecord) -> StepEstimate:
-        inferred.append(step.inferred_seconds)
-        return observe(step)
-
-    monkeypatch.setattr(planner.costs, "observe", observed)
     for length in (50_000, 1000):
         step = timed([length], 0, 500.0)
         step.draft_rows = 8
-        planner.observe(step)
-    assert (inferred[0] - inferred[1]) * 1000 == pytest.approx(49)
+        estimate = planner.record_step(step)
+        assert estimate is not None
+        blocks.append(estimate.target_seconds - estimate.plain_seconds)
+    assert (blocks[0] - blocks[1]) * 1000 == pytest.approx(49)

@@ -22,7 +22,7 @@ def test_drafts_to_the_full_until_costs_are_known() -> None:
     planner = Planner(3, 8)
     plan = planner.plan(names(2), np.array([10, 10]), np.array([3, 1]))
     assert (plan.lengths.tolist(), plan.runs_block, plan.drafted.all()) == ([3, 1], True, True)
-    assert planner.observe(step_of(names(2), np.array([3, 1]), np.array([1, 1]))) is None
+    assert planner.record_step(step_of(names(2), np.array([3, 1]), np.array([1, 1]))) is None
 
 
 @pytest.mark.parametrize("curve", [(0.9, 0.8, 0.7), (0.8, 0.3, 0.1), (0.5, 0.2, 0.1), (0.1,) * 3])
@@ -33,9 +33,9 @@ def test_the_length_with_the_best_rate_is_chosen(
 ) -> None:
     """Compares the rate of every length, worked out one by one."""
     planner = ToldPlanner(*curve, v2=v2(1, 2, 3, **ALIKE) if of == "V2" else None)
-    planner.blocks.num_observed[planner._rows(names(count))] = 1  # V1 tries what is new with few
+    planner.blocks.num_observed[planner.rows(names(count))] = 1  # V1 tries what is new with few
     rates, times = {0: count / (10 + count)}, {}
-    storing = (4 + count) / 20 if of == "V1" else 0.0
+    storing = (4 + count) / 20
     for length in (1, 2, 3):
         ms = 10 + count * (1 + length) + (2 + count * (1 + length)) / 4 + storing
         if of == "V2":  # a block is as wide as can be
@@ -48,7 +48,7 @@ def test_the_length_with_the_best_rate_is_chosen(
         assert (length, chosen.runs_block) == (best, True)
         assert chosen.rate == pytest.approx(1000 * rates[best])
         assert planner.speedup == pytest.approx(rates[best] / rates[0])
-        assert chosen.price == pytest.approx(1000 * count / times[best])
+        assert chosen.utility_per_second == pytest.approx(1000 * count / times[best])
     else:
         assert not chosen.lengths.any()
         assert not chosen.runs_block
@@ -62,7 +62,7 @@ def test_drafting_must_promise_one_percent_more(gain: float, drafts: bool) -> No
     ours = ToldPlanner(gain)
     plan = ours.plans([1])
     assert bool(plan.width) == plan.drafted.any() == drafts
-    assert plan.price == pytest.approx(1000 / (13.25 if drafts else 11))
+    assert plan.utility_per_second == pytest.approx(1000 / (13.25 if drafts else 11))
 
 
 @pytest.mark.parametrize("of", ["V1", "V2"])
@@ -82,7 +82,7 @@ def test_what_was_never_measured_is_tried_with_few() -> None:
     cheap = StepCosts(straight(10, 0.02), straight(0.1, 0.005), straight(0.02, 0.001), 64)
     ours, limits = ToldPlanner(0.9, 0.8, costs=cheap), [2] * 40
     assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE
-    rows = ours._rows(names(40))
+    rows = ours.rows(names(40))
     ours.blocks.num_observed[rows[:5]] = 1
     assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE + 2 * 5
     ours.blocks.num_observed[rows] = 1
@@ -91,7 +91,7 @@ def test_what_was_never_measured_is_tried_with_few() -> None:
 
 def test_who_promises_little_is_left_out() -> None:
     ours = ToldPlanner(0.9, 0.8)
-    rows = ours._rows(names(3))
+    rows = ours.rows(names(3))
     ours.blocks.num_observed[rows] = 1
     ours.blocks.curves[rows[1]] = 0.1, 0.0
     assert ours.plans([2, 2, 2]).drafted.tolist() == [True, False, True]
@@ -117,9 +117,9 @@ def test_planning_learns_nothing(of: str, due: bool) -> None:
     ours.plans([2, 2, 2])  # rows for the requests
     step = step_of(names(3), np.array([2, 0, 1]), np.array([1, 0, 1]))
     step.context_lens, step.target_seconds = np.full(3, 10), 0.015
-    ours.observe(step)
+    ours.record_step(step)
     one = np.ones(1, np.int64)
-    ours.blocks.observe_outcomes(0 * one, np.full((1, 2), 0.7), one, one)
+    ours.blocks.record_outcomes(0 * one, np.full((1, 2), 0.7), one, one)
     ours.probes.due = ours.checks.due = due
     three = np.full(3, 3)
     before = learned_of(ours)

@@ -37,7 +37,9 @@ def going_on(planner: Planner, times: int = 30) -> None:
     """Observe steps where one request's text comes true, and the other's predicts nothing."""
     for _ in range(times):
         step = step_of(names(2), np.array([3, 0]), np.array([3, 0]))
-        told = outcomes_of([3, 0], 3, source=TEXT, accepted=[3, 0], known=[3, 0], came_true=[3, 0])
+        told = outcomes_of(
+            [3, 0], 3, source=TEXT, accepted=[3, 0], num_observed=[3, 0], num_correct=[3, 0]
+        )
         lengths, matches = np.array([3, 0]), np.array([40, 0])
         planner.learn_outcomes(step, told._replace(text_lengths=lengths, matches=matches))
 
@@ -71,8 +73,13 @@ def test_each_kind_of_drafts_learns_from_its_own() -> None:
     observe(planner, [3, 2, 0], [1, 2, 0], confidence=0.7)
     assert planner.blocks.of_all.tolist() == pytest.approx([4 * 0.7, 3])
     assert planner.texts.of_all.tolist() == [0, 0]
-    assert planner.ratios_of_blocks(names(1))[0] == planner.blocks.ratio(planner._rows(names(1)))
-    told: dict[str, Any] = {"matches": 5, "lengths": 3, "known": [2, 3, 0], "came_true": [1, 2, 0]}
+    assert planner.ratios_of_blocks(names(1))[0] == planner.blocks.ratio(planner.rows(names(1)))
+    told: dict[str, Any] = {
+        "matches": 5,
+        "lengths": 3,
+        "num_observed": [2, 3, 0],
+        "num_correct": [1, 2, 0],
+    }
     observe(planner, [3, 2, 0], [1, 2, 0], source=TEXT, **told)
     assert planner.blocks.of_all.tolist() == pytest.approx([4 * 0.7, 3])
     expected, failed = planner.texts.of_all
@@ -83,10 +90,10 @@ def test_each_kind_of_drafts_learns_from_its_own() -> None:
 def test_of_a_text_beside_other_drafts_only_the_first_token_counts() -> None:
     """How many tokens are known then shows how easy they were."""
     planner = ToldPlanner(0.8, 0.6, 0.5, v2=v2())
-    told: dict[str, Any] = {"matches": 5, "lengths": 3, "known": [3], "came_true": [2]}
+    told: dict[str, Any] = {"matches": 5, "lengths": 3, "num_observed": [3], "num_correct": [2]}
     observe(planner, [3], [2], confidence=0.7, **told)
     assert planner.texts.of_all[1] == 0
-    told["came_true"] = [0]
+    told["num_correct"] = [0]
     observe(planner, [3], [2], confidence=0.7, **told)
     assert planner.texts.of_all[1] == 1
 
@@ -95,6 +102,7 @@ def test_what_plans_take_that_were_not_found_here() -> None:
     """Rows and the block, and more if a step's requests have different lengths, or no graph."""
     planner = ToldPlanner(0.9, 0.8, 0.7, v2=v2(3, 7, ragged_seconds=1.0))
     plans = np.array([[3, 3], [7, 7], [7, 3], [5, 5]])
+    planner.costs.context = straight(0, 0)
     block = (2 + 2 * 4) / 4000
     expected = [(10 + 2 + sum(plan)) / 1000 + block for plan in plans.tolist()]
     expected = [one + more for one, more in zip(expected, [0.0, 0.0, 1.0, 1.0], strict=True)]
@@ -108,11 +116,11 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     """A step's time includes the block after the step before."""
     planner, costs = ToldPlanner(0.1, 0.1, 0.1, v2=v2()), straight_costs()
     step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
-    step.draft_rows, step.target_seconds, step.count = draft_rows, 0.015, 3
-    estimate = planner.observe(step)
+    step.draft_rows, step.target_seconds = draft_rows, 0.015
+    estimate = planner.record_step(step)
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
-    alone.target_seconds, alone.count = 0.015 - drafting, 3
-    of_alone = costs.observe(alone)
+    alone.target_seconds = 0.015 - drafting
+    of_alone = costs.record_step(alone)
     # The estimate that the step's time is compared with includes the block, too.
     assert estimate is not None
     assert estimate.target_seconds == pytest.approx(of_alone.target_seconds + drafting)
@@ -131,5 +139,5 @@ def test_a_block_profiled_too_slow_does_not_make_plain_decoding_fast() -> None:
     for _ in range(40):
         step = step_of(names(2), np.array([1, 1]), np.array([0, 0]))
         step.draft_rows, step.target_seconds = 8, 0.016  # 4 rows, and 2 ms for the block
-        planner.observe(step)
+        planner.record_step(step)
     assert planner.costs.plain(2) == pytest.approx(plain, rel=0.05)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from support.planner_world import curve, straight, straight_costs
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.costs import Attention, StepCosts
+from vllm_dflash.planning.costs import CATCH_UP_STEPS, Attention, StepCosts
 from vllm_dflash.planning.search import (
-    CATCH_UP_STEPS,
     Batch,
     best_drafted,
     best_first,
@@ -23,7 +22,7 @@ from vllm_dflash.planning.search import (
     perfect_rate,
     rate_of,
     seconds_of,
-    worth_of,
+    utility_of,
 )
 from vllm_dflash.planning.step import Plan
 
@@ -53,7 +52,9 @@ def summed(worth: Floats, lengths: Ints) -> float:
 def plain_of(costs: StepCosts, count: int, context: float) -> Plan:
     seconds = costs.plain(count, context)
     lengths = np.zeros(count, np.int64)
-    return Plan.without_block(count, lengths=lengths, price=count / seconds, rate=count / seconds)
+    return Plan.without_block(
+        count, lengths=lengths, utility_per_second=count / seconds, rate=count / seconds
+    )
 
 
 @given(chains, contexts, steps, st.sampled_from([0.0, 1e-6, 1e-5]), st.floats(0, 500))
@@ -65,7 +66,7 @@ def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
     price: float,
 ) -> None:
     """Compared with every combination of lengths, for every number of rows."""
-    worth = worth_of(np.array(conditional).cumprod(axis=1))
+    worth = utility_of(np.array(conditional).cumprod(axis=1))
     count, context = len(worth), np.array(lens[: len(worth)])
     costs = costs_of(increments, Attention(draft=reading))
     requests, gain, seconds = best_first(costs, worth, context, price)
@@ -122,21 +123,21 @@ def test_lengths_are_the_best_of_all(
 ) -> None:
     survival = np.array(conditional).cumprod(axis=1)
     count, limits = len(survival), np.array(most[: len(survival)])
-    worth = np.where(np.arange(WIDTH) < limits[:, None], worth_of(survival), 0.0)
+    worth = np.where(np.arange(WIDTH) < limits[:, None], utility_of(survival), 0.0)
     costs, alike = costs_of(increments, Attention()), np.array(sorted(allowed), np.int64)
-    batch, otherwise = batch_of(worth, limits=limits), plain_of(costs, count, 0.0)
+    batch, otherwise = batch_of(worth, max_drafts=limits), plain_of(costs, count, 0.0)
     same = {tuple(np.minimum(one, limits).tolist()) for one in alike.tolist()}
 
     def rate(lengths: Ints) -> tuple[float, float]:
         more = 0.0 if tuple(lengths.tolist()) in same else ragged_seconds
-        seconds = float(costs.target(count, count + lengths.sum())) + drafting + more
-        return float(rate_of(count, summed(worth, lengths), seconds)), seconds
+        seconds = costs.target(count, count + lengths.sum()) + drafting + more
+        return float(rate_of(count, summed(worth, lengths), seconds)), float(seconds)
 
     found = best_lengths(batch, worth, otherwise, costs, drafting, alike, ragged_seconds)
     assert (found.lengths <= limits).all()
     own, seconds = rate(found.lengths)
     assert found.rate == pytest.approx(own)
-    assert found.price == pytest.approx(count / seconds)
+    assert found.utility_per_second == pytest.approx(count / seconds)
     assert own == pytest.approx(max(rate(one)[0] for one in all_lengths(limits.tolist())))
 
 
@@ -148,7 +149,7 @@ def test_who_is_drafted_and_how_wide_is_the_best_of_all(
     context: int,
 ) -> None:
     """Every subset of requests that gain differently and cost alike, with every width."""
-    blocks = worth_of(np.array(conditional).cumprod(axis=1))
+    blocks = utility_of(np.array(conditional).cumprod(axis=1))
     count, attention = len(blocks), Attention(1e-6, 1e-6, 2e-6)
     costs, lens = costs_of(increments, attention), np.full(count, context)
     batch = batch_of(blocks, context_lens=lens)
@@ -158,7 +159,7 @@ def test_who_is_drafted_and_how_wide_is_the_best_of_all(
         number, verified = drafted.sum(), width * drafted.sum()
         total = count * context
         seconds = float(costs.target(count, count + verified, total, verified * context))
-        seconds += float(costs.block(number * (1 + width), number * context))
+        seconds += float(costs.draft.at(number * (1 + width))) + 2e-6 * number * context
         seconds += float(costs.context.at(number))
         gain = float((blocks[:, :width].sum(axis=1) * drafted).sum())
         return float(rate_of(count, gain, seconds)), seconds
@@ -167,7 +168,7 @@ def test_who_is_drafted_and_how_wide_is_the_best_of_all(
     assert 1 <= found.drafted.sum() <= most
     own, seconds = rate(found.drafted.astype(int), found.width)
     assert found.rate == pytest.approx(own)
-    assert found.price == pytest.approx(count / seconds)
+    assert found.utility_per_second == pytest.approx(count / seconds)
     assert seconds_of(costs, batch, found) == pytest.approx(seconds)
     subsets = [one for one in all_lengths([1] * count) if 1 <= one.sum() <= most]
     best = max(rate(one, width)[0] for one in subsets for width in (1, 2, 3))
@@ -178,17 +179,17 @@ def drafted_of(
     batch: Batch, costs: StepCosts | None = None, free: Plan | None = None
 ) -> list[bool]:
     costs = costs or straight_costs()
-    count = len(batch.limits)
+    count = len(batch.max_drafts)
     free = free or plain_of(costs, count, float(batch.context_lens.sum()))
     return best_drafted(costs, batch, free, np.array([1, 2, 3]), count).drafted.tolist()
 
 
-GOOD = worth_of(np.tile([0.95, 0.9, 0.85], (3, 1)))
+GOOD = utility_of(np.tile([0.95, 0.9, 0.85], (3, 1)))
 
 
 def test_who_can_use_no_draft_is_not_drafted() -> None:
     assert drafted_of(batch_of(GOOD)) == [True] * 3
-    assert drafted_of(batch_of(GOOD, limits=np.array([3, 0, 3]))) == [True, False, True]
+    assert drafted_of(batch_of(GOOD, max_drafts=np.array([3, 0, 3]))) == [True, False, True]
 
 
 def test_a_request_with_a_better_text_keeps_it() -> None:
@@ -228,7 +229,8 @@ def test_no_drafts_of_one_request_or_of_all_are_better_than_perfect_ones(
     for some, width in product({1, count}, range(1, WIDTH + 1)):
         drafts = some * width
         seconds = float(costs.target(count, count + drafts, 700.0 * count, 700.0 * drafts))
-        seconds += float(costs.block(some * (1 + width), 700.0 * some))
-        worth = worth_of(np.ones((some, width))).sum()
+        seconds += float(costs.draft.at(some * (1 + width))) + reading * 700 * some
+        seconds += float(costs.context.at(some))
+        worth = utility_of(np.ones((some, width))).sum()
         ways.append(float(rate_of(count, worth, seconds)))
     assert perfect_rate(costs, batch) == pytest.approx(max(ways))

@@ -110,9 +110,9 @@ def test_fields_of_outcomes_are_arrays_by_themselves() -> None:
     """Whatever rows of the table they come from: a compiled function takes only one kind."""
     table = np.arange(3 * (8 + 2 + 4), dtype=np.float32).reshape(3, -1)
     for rows in (table, table[[2, 0]], table[::2], table[:1]):
-        outcomes = Outcomes.of(rows, 2)
+        outcomes = Outcomes.from_table(rows, 2)
         assert all(field.flags.c_contiguous for field in outcomes)
         assert {field.dtype for field in outcomes[:8]} == {np.dtype(np.int64)}
         assert outcomes.source.tolist() == rows[:, 0].tolist()
-        assert outcomes.if_cut.tolist() == rows[:, 8:10].tolist()
+        assert outcomes.tokens_if_truncated.tolist() == rows[:, 8:10].tolist()
         assert outcomes.confidence.tolist() == rows[:, 10:].tolist()

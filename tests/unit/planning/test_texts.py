@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_dflash.planning.step import Predicted, StepRecord
-from vllm_dflash.planning.texts import LONGEST, MOST_PLACES, SHORTEST, NgramIndex
+from vllm_dflash.planning.texts import LONGEST, MAX_CANDIDATES, SHORTEST, NgramIndex
 
 MAX_TOKENS = 512
 
@@ -85,8 +85,8 @@ def test_look_ups_equal_naive_ones(prompts: list[list[int]], steps: list[list[li
         for request, new in enumerate(tokens):
             text, last = texts[request], predicted[request]
             right = [one == other for one, other in zip(last, new, strict=False)]
-            assert found.known[request] == len(right)
-            assert found.came_true[request] == np.cumprod(right, dtype=int).sum()
+            assert found.num_observed[request] == len(right)
+            assert found.num_correct[request] == np.cumprod(right, dtype=int).sum()
             assert found.last_matches[request] == matches[request]
             text += new
             size = naive_match(text)[0] if new else 0
@@ -139,7 +139,7 @@ def test_texts_of_the_last_batch_are_kept_when_there_are_too_many() -> None:
             engine.start(request, [1, 2, 3, 4, 1])
         assert engine.step(list(names), [[2], [2]]).lengths.tolist() == [5, 5]
         assert len(engine.matches._texts) <= 4
-    assert engine.step(["e", "f"], [[3], [4]]).came_true.tolist() == [1, 0]
+    assert engine.step(["e", "f"], [[3], [4]]).num_correct.tolist() == [1, 0]
     assert list(engine.matches._texts) == ["e", "f"]
 
 
@@ -150,7 +150,7 @@ def test_a_request_that_was_left_out_of_a_batch_keeps_its_text() -> None:
     engine.step(["a", "b"], [[2], [2]])
     engine.step(["a"], [[3]])
     engine.texts[0], engine.ends[0] = engine.texts[1], engine.ends[1]
-    assert engine.step(["b"], [[3, 4]]).came_true.tolist() == [2]
+    assert engine.step(["b"], [[3, 4]]).num_correct.tolist() == [2]
 
 
 def test_tokens_that_no_look_up_saw_are_read() -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_predicted_in_a_prompt() -> None:
     engine.start(1, [1, 2, 3, 1])
     found = engine.step(["a", "b"], [[], [2]])
     assert found.lengths.tolist() == [0, 5]
-    assert engine.step(["a", "b"], [[1], [3]]).known.tolist() == [0, 1]
+    assert engine.step(["a", "b"], [[1], [3]]).num_observed.tolist() == [0, 1]
 
 
 def test_a_text_that_became_another_is_read_again() -> None:
@@ -193,7 +193,7 @@ def test_who_joins_the_batch_is_read_anew() -> None:
     engine.start(0, [7, 8, 9, 4, 5, 6, 3, 5, 7])
     engine.matches.restart(["a", "of another batch"])
     found = engine.step(["a"], [[8]])
-    assert found.known.tolist() == [0]
+    assert found.num_observed.tolist() == [0]
     assert engine.predicted(0, 2) == [9, 4]
 
 
@@ -203,5 +203,5 @@ def test_a_text_that_was_written_to_be_slow_is_looked_up_in_few_places(length: i
     engine = Engine(1)
     engine.start(0, [9, 9, 1, 2] + [3, 1, 2] * (length // 3) + [8, 9, 9, 1])
     found = engine.step(["a"], [[2]])
-    assert length // 3 < MOST_PLACES or found.matches.tolist() == [2]
-    assert length // 3 > MOST_PLACES or found.matches.tolist() == [4]
+    assert length // 3 < MAX_CANDIDATES or found.matches.tolist() == [2]
+    assert length // 3 > MAX_CANDIDATES or found.matches.tolist() == [4]

@@ -102,7 +102,7 @@ class DraftStatistics:
         self.verifications, self.draft_tokens, self.accepted_tokens, self.nan_drafts = both
         self.free_verifications, self.free_draft_tokens, self.free_accepted_tokens, _ = of_texts
 
-    def record_blocks(self, lengths: Sequence[int], *, could_draft: bool) -> None:
+    def record_blocks(self, lengths: Sequence[int], *, any_eligible: bool) -> None:
         """Count a step that drafts blocks of these lengths, [D]; D = 0 if the drafter is idle.
 
         Makes no arrays: V2's host counts every step, and a fast GPU waits for it.
@@ -110,7 +110,7 @@ class DraftStatistics:
         count = len(lengths)
         self.steps += 1
         self.drafted_steps += count > 0
-        self.skipped_steps += could_draft and not count
+        self.skipped_steps += any_eligible and not count
         self.drafted_requests += count
         self.planned_tokens += sum(lengths)
         self.draft_lengths.update(lengths)
@@ -119,7 +119,7 @@ class DraftStatistics:
         """Count a step that has ended; `estimate`: its expected time, if there is one."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
-        self.record_blocks(blocks.tolist(), could_draft=step.could_draft)
+        self.record_blocks(blocks.tolist(), any_eligible=step.any_eligible)
         self.probes += plan.is_probe and plan.runs_block
         self.nan_drafts += step.nan_drafts
         self.record_times(step, estimate)

@@ -20,18 +20,18 @@ class FixedLength:
     def __init__(self, max_draft: int) -> None:
         self.max_draft = max_draft
 
-    def plan(self, ids: Sequence[str], context_lens: Ints, limits: Ints, **_: object) -> Plan:
+    def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         """Draft for every request that can use drafts."""
-        width = min(self.max_draft, int(limits.max(initial=0)))
-        return Plan(limits > 0, width)
+        width = min(self.max_draft, int(max_drafts.max(initial=0)))
+        return Plan(max_drafts > 0, width)
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         """Verify all drafts of the blocks."""
-        lengths = np.minimum(step.limits, step.plan.width) * step.plan.drafted
+        lengths = np.minimum(step.max_drafts, step.plan.width) * step.plan.drafted
         return lengths, np.zeros(len(lengths), bool)
 
     def learn_drafts(self, step: StepRecord) -> None:
         """Do nothing."""
 
-    def observe(self, step: StepRecord) -> None:
+    def record_step(self, step: StepRecord) -> None:
         """Do nothing: no estimate, and nothing to learn."""

@@ -91,8 +91,10 @@ class HostStep:
         self._count_outcome(step)
         self._keep_context(step, batch)
         self._look_up(step, batch)
-        step.limits = draft_limits(step.context_lens, batch.block_limits, self.width, step.decoding)
-        step.could_draft = bool(step.limits.any())
+        step.max_drafts = draft_limits(
+            step.context_lens, batch.block_limits, self.width, step.decoding
+        )
+        step.any_eligible = bool(step.max_drafts.any())
         if not self._repeat_plan(step):
             self._plan(step, batch)
         block = NO_BLOCKS
@@ -109,7 +111,7 @@ class HostStep:
         estimate = None
         if not step.repeats_plan:
             with step.timing("planning"):
-                estimate = self.planner.observe(step)
+                estimate = self.planner.record_step(step)
             self._cadence.record_step(step.planning_seconds, step.seconds)
         self.statistics.record_step(step, estimate)
 
@@ -146,7 +148,7 @@ class HostStep:
             found = self.free_drafts.look_up(
                 step, batch.texts, batch.sampled, batch.text_limits, batch.most_free
             )
-        if found.lengths.any() or found.known.any():
+        if found.lengths.any() or found.num_observed.any():
             step.predicted = found
 
     def _repeat_plan(self, step: StepRecord) -> bool:
@@ -155,7 +157,7 @@ class HostStep:
         last = self._last.plan
         if step.ids != self._last.ids or self._since_plan > last.holds_for:
             return False
-        drafted = last.drafted & (step.limits > 0)
+        drafted = last.drafted & (step.max_drafts > 0)
         if last.width and not drafted.any():
             return False
         step.plan, step.repeats_plan = replace(last, drafted=drafted), True
@@ -173,7 +175,7 @@ class HostStep:
             plan = self.planner.plan(
                 step.ids,
                 step.context_lens,
-                step.limits,
+                step.max_drafts,
                 predicted=step.predicted,
                 waiting=step.waiting,
                 steps=steps,
@@ -200,7 +202,7 @@ class HostStep:
         """Draft the blocks of all planned requests in one forward pass of the drafter."""
         inputs = block_inputs(
             step.context_lens,
-            np.minimum(step.limits, step.plan.width) * step.plan.drafted,
+            np.minimum(step.max_drafts, step.plan.width) * step.plan.drafted,
             batch.bonus_ids,
             self.spec.mask_token_id,
             batch.block_table.numpy(),
@@ -220,11 +222,11 @@ class HostStep:
 
     def _choose(self, step: StepRecord, block: BlockDrafts) -> None:
         """Choose block or free drafts for each request, and how many; the same on every rank."""
-        drafted, usable = step.plan.drafted, np.zeros_like(step.limits)
+        drafted, usable = step.plan.drafted, np.zeros_like(step.max_drafts)
         usable[block.requests] = [len(tokens) for tokens in block.tokens]
-        step.nan_drafts = int(np.minimum(step.limits, step.plan.width)[drafted].sum())
+        step.nan_drafts = int(np.minimum(step.max_drafts, step.plan.width)[drafted].sum())
         step.nan_drafts -= int(usable.sum())
-        step.limits = usable
+        step.max_drafts = usable
         with step.timing("planning"):
             step.lengths, step.from_text = self.planner.choose(step, block.confidence)
         if not self.planner.agrees_across_ranks:

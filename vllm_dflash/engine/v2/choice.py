@@ -11,7 +11,7 @@ from __future__ import annotations
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.planning.acceptance import PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
@@ -35,12 +35,12 @@ def _choose(  # type: ignore[no-untyped-def]
     chances,  # [max R, K]
     found_tokens,  # [max R, K]
     found_matches,  # [max R]
-    records,  # [S, HEAD + 3 * K]
+    records,  # [S, NUM_RECORD_FIELDS + 3 * K]
     overall,  # [2, 2]
     trust,  # [MOST_TRUST + 1]
     HAS_BLOCK: tl.constexpr,
     HAS_TEXT: tl.constexpr,
-    HEAD: tl.constexpr,
+    NUM_RECORD_FIELDS: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     MOST_TRUST: tl.constexpr,
@@ -55,25 +55,25 @@ def _choose(  # type: ignore[no-untyped-def]
         return
     is_running = tl.load(num_sampled + request) > 0
     draft = tl.arange(0, PADDED_K)
-    is_place = draft < K
-    row, record = request * K + draft, records + slot * (HEAD + 3 * K)
-    given = tl.load(drafts + row, mask=is_place, other=0)
+    is_draft = draft < K
+    row, record = request * K + draft, records + slot * (NUM_RECORD_FIELDS + 3 * K)
+    given = tl.load(drafts + row, mask=is_draft, other=0)
     last = tl.load(newest + slot)
 
-    sure = tl.zeros([PADDED_K], tl.float32)
+    confidence = tl.zeros([PADDED_K], tl.float32)
     chance_of_block = tl.zeros([PADDED_K], tl.float32)
     if HAS_BLOCK:
-        sure = tl.load(block_confidence + row, mask=is_place & is_running, other=0.0)
-        is_finite = is_place & (sure > 0)  # no draft if its logits were not finite
-        chance_of_block = tl.where(is_finite, sure, 0.0)
-        sure = tl.where(is_finite, sure, tl.where(is_running, -1.0, 0.0))
+        confidence = tl.load(block_confidence + row, mask=is_draft & is_running, other=0.0)
+        is_finite = is_draft & (confidence > 0)  # no draft if its logits were not finite
+        chance_of_block = tl.where(is_finite, confidence, 0.0)
+        confidence = tl.where(is_finite, confidence, tl.where(is_running, -1.0, 0.0))
     chance_of_block = tl.minimum(bias_of(record + 2, overall, PRIOR) * chance_of_block, 1.0)
 
     match, predicted = tl.full([], 0, tl.int32), last + tl.zeros_like(given)
     trusted = tl.zeros([PADDED_K], tl.float32)
     if HAS_TEXT:
         match = tl.where(is_running, tl.load(found_matches + request), 0)
-        is_predicted = is_place & (match > 0)
+        is_predicted = is_draft & (match > 0)
         predicted = tl.load(found_tokens + row, mask=is_predicted, other=0)
         predicted = tl.where(match > 0, predicted, last)
         trusted = tl.load(trust + tl.minimum(match + draft, MOST_TRUST))
@@ -88,14 +88,14 @@ def _choose(  # type: ignore[no-untyped-def]
     chosen = tl.where(uses_text, TEXT, BLOCK if HAS_BLOCK else NO_DRAFTS)
 
     tl.debug_barrier()  # several threads read what one of them writes
-    tl.store(drafts + row, tokens, mask=is_place & is_running)
-    tl.store(chances + row, chance, mask=is_place)
+    tl.store(drafts + row, tokens, mask=is_draft & is_running)
+    tl.store(chances + row, chance, mask=is_draft)
     tl.store(record, tl.where(is_running, chosen, NO_DRAFTS).to(tl.float32))
     tl.store(record + 1, match.to(tl.float32))
-    of_drafts = record + HEAD + draft
-    tl.store(of_drafts, sure, mask=is_place)
-    tl.store(of_drafts + K, trusted, mask=is_place)
-    tl.store(of_drafts + 2 * K, predicted.to(tl.float32), mask=is_place)
+    of_drafts = record + NUM_RECORD_FIELDS + draft
+    tl.store(of_drafts, confidence, mask=is_draft)
+    tl.store(of_drafts + K, trusted, mask=is_draft)
+    tl.store(of_drafts + 2 * K, predicted.to(tl.float32), mask=is_draft)
 
 
 def choose(
@@ -118,7 +118,7 @@ def choose(
         slots.trust,
         HAS_BLOCK=has_block,
         HAS_TEXT=found is not None,
-        HEAD=HEAD,
+        NUM_RECORD_FIELDS=NUM_RECORD_FIELDS,
         K=width,
         PADDED_K=next_power_of_2(width),
         MOST_TRUST=len(slots.trust) - 1,

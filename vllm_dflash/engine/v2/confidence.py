@@ -95,8 +95,8 @@ def _find_in_rows(  # type: ignore[no-untyped-def]
     best = tl.max(bests, axis=0)
     is_finite = (tl.abs(best) < float("inf")) & (tl.max(is_nan.to(tl.int32), axis=0) == 0)
     total = tl.sum(totals * tl.exp(bests - best), axis=0)  # at least 1 if it is finite
-    sure = tl.where(is_finite, 1.0 / total, 0.0)
-    tl.store(confidence + row, sure)
+    probability = tl.where(is_finite, 1.0 / total, 0.0)
+    tl.store(confidence + row, probability)
     if IS_DRAWN:  # C is 1
         bests = tl.load(at + 3 * stride_parts, mask=is_tile, other=float("-inf"))
         columns = tl.load(at + 4 * stride_parts, mask=is_tile, other=0.0).to(tl.int32)
@@ -106,7 +106,7 @@ def _find_in_rows(  # type: ignore[no-untyped-def]
         column = tl.min(tl.where(bests == left, columns, V), axis=0)
         tl.store(tokens + row * C + rank, tl.where(is_finite, tl.minimum(column, V - 1), 0))
         if C > 1:
-            share = tl.where(is_finite, sure * tl.exp(left - best), 0.0)
+            share = tl.where(is_finite, probability * tl.exp(left - best), 0.0)
             tl.store(probabilities + row * C + rank, share)
             its_tile = column // TILE
             each = its_tile * TILE + tl.arange(0, TILE)
@@ -123,7 +123,7 @@ def _find_in_rows(  # type: ignore[no-untyped-def]
             left = tl.max(bests, axis=0)
 
 
-def find_likeliest(
+def find_argmax(
     logits: torch.Tensor,
     tokens: torch.Tensor,
     confidence: torch.Tensor,

@@ -9,7 +9,7 @@ from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.planning.acceptance import TRUST
 
-HEAD = 6
+NUM_RECORD_FIELDS = 6
 """Columns of a slot's record before those of its drafts: their source (`Outcomes.source`); tokens
 that the text matched (0: it predicts nothing); and what the biases are made of, decayed: a block's
 drafts expected to be accepted, and accepted; a text's expected to be rejected, and rejected."""
@@ -66,11 +66,11 @@ class DraftSlots:
     def __init__(self, num_slots: int, width: int, device: torch.device) -> None:
         """Allocate S slots for K drafts."""
         self.width = width
-        # After the HEAD columns, K columns each:
+        # After the NUM_RECORD_FIELDS columns, K columns each:
         # - the drafter's confidence in its last block (-1: not finite);
         # - the confidence in what the text predicts (`TRUST`);
         # - the text's tokens, which float32 holds exactly up to 2^24.
-        self.records = torch.zeros(num_slots, HEAD + 3 * width, device=device)
+        self.records = torch.zeros(num_slots, NUM_RECORD_FIELDS + 3 * width, device=device)
         # Biases of all requests together, of blocks and of texts.
         self.overall = torch.zeros(2, 2, device=device)
         # What each request of a step adds to them (`grading.py`).

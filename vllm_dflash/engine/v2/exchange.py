@@ -35,7 +35,7 @@ class StepPlan(NamedTuple):
     """Most drafts of a request that the next step verifies. vLLM has room for this number."""
     lengths: Mapping[str, int] | None = None
     """The same for each request; None: it is `length` for all."""
-    could_draft: bool = True
+    any_eligible: bool = True
     """Whether any request could have used drafts."""
     is_new: bool = True
     """Whether it was planned anew, so that its output is learned from; else a plan is repeated."""
@@ -46,17 +46,22 @@ class StepPlan(NamedTuple):
     (`DraftStatistics.scheduler_counters`)."""
 
     @classmethod
-    def of(
-        cls, lengths: Mapping[str, int], *, runs_block: bool, could_draft: bool, is_new: bool = True
+    def from_lengths(
+        cls,
+        lengths: Mapping[str, int],
+        *,
+        runs_block: bool,
+        any_eligible: bool,
+        is_new: bool = True,
     ) -> StepPlan:
         """Plan a step with a draft length for each request; none if none could use drafts."""
-        length = max(lengths.values()) if could_draft else 0
-        is_ragged = could_draft and min(lengths.values()) < length
+        length = max(lengths.values()) if any_eligible else 0
+        is_ragged = any_eligible and min(lengths.values()) < length
         return cls(
             runs_block=runs_block and length > 0,
             length=length,
             lengths=lengths if is_ragged else None,
-            could_draft=could_draft,
+            any_eligible=any_eligible,
             is_new=is_new,
         )
 

@@ -15,7 +15,7 @@ from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.config.engine_options import TREE_CUTS
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, DraftSlots
+from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS, Batch, DraftSlots
 from vllm_dflash.planning.acceptance import GLOBAL_MEMORY, REQUEST_MEMORY
 from vllm_dflash.planning.step import BLOCK, COUNTS, NO_DRAFTS, TEXT
 
@@ -27,17 +27,17 @@ TILE = 128
 
 
 @triton.jit
-def _learn(bias, sums, is_graded, expected, came, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _learn(bias, sums, is_graded, expected, observed, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Update a request's bias, and write to `sums` what the bias of all requests learns: 1, then
-    what was expected of its drafts, [K], and what came; zeros if nothing is graded."""
+    what was expected of its drafts, [K], and what was observed; zeros if nothing is graded."""
     graded, expected = is_graded.to(tl.float32), tl.sum(expected, axis=0)
-    came = tl.where(is_graded, came, 0).to(tl.float32)
+    observed = tl.where(is_graded, observed, 0).to(tl.float32)
     fading = tl.where(is_graded, MEMORY, 1.0)
     tl.store(bias, fading * tl.load(bias) + expected)
-    tl.store(bias + 1, fading * tl.load(bias + 1) + came)
+    tl.store(bias + 1, fading * tl.load(bias + 1) + observed)
     tl.store(sums, graded)
     tl.store(sums + 1, expected)
-    tl.store(sums + 2, came)
+    tl.store(sums + 2, observed)
 
 
 @triton.jit(do_not_specialize=["num_requests"])
@@ -61,7 +61,7 @@ def _learn_overall(  # type: ignore[no-untyped-def]
     source = tl.where(kind == 0, BLOCK, TEXT)
     count = tl.zeros([TILE], tl.float32)
     expected = tl.zeros([TILE], tl.float32)
-    came = tl.zeros([TILE], tl.float32)
+    observed = tl.zeros([TILE], tl.float32)
     verifications = tl.zeros([TILE], tl.int64)
     drafts = tl.zeros([TILE], tl.int64)
     accepted = tl.zeros([TILE], tl.int64)
@@ -74,7 +74,7 @@ def _learn_overall(  # type: ignore[no-untyped-def]
         at = sums + 6 * request + 3 * kind
         count += tl.load(at, mask=is_request, other=0.0)
         expected += tl.load(at + 1, mask=is_request, other=0.0)
-        came += tl.load(at + 2, mask=is_request, other=0.0)
+        observed += tl.load(at + 2, mask=is_request, other=0.0)
 
         outcome = outcomes + (COLUMNS + K) * request
         is_source = tl.load(outcome, mask=is_request, other=-1.0).to(tl.int32) == source
@@ -84,11 +84,11 @@ def _learn_overall(  # type: ignore[no-untyped-def]
         sampled = tl.load(num_sampled + request, mask=is_source, other=0).to(tl.int64)
         accepted += tl.where(verified > 0, sampled - 1, 0)
         is_draft = is_request[:, None] & (draft < K)
-        sure = tl.load(outcome[:, None] + COLUMNS + draft, mask=is_draft, other=0.0)
-        not_finite += tl.sum((sure < 0.0).to(tl.int64), axis=1)
+        confidence = tl.load(outcome[:, None] + COLUMNS + draft, mask=is_draft, other=0.0)
+        not_finite += tl.sum((confidence < 0.0).to(tl.int64), axis=1)
     memory, bias = tl.exp2(LOG_MEMORY * tl.sum(count, axis=0)), overall + 2 * kind
     tl.store(bias, memory * tl.load(bias) + tl.sum(expected, axis=0))
-    tl.store(bias + 1, memory * tl.load(bias + 1) + tl.sum(came, axis=0))
+    tl.store(bias + 1, memory * tl.load(bias + 1) + tl.sum(observed, axis=0))
     counts += 4 * kind
     tl.store(counts, tl.load(counts) + tl.sum(verifications, axis=0))
     tl.store(counts + 1, tl.load(counts + 1) + tl.sum(drafts, axis=0))
@@ -104,7 +104,7 @@ def _grade(  # type: ignore[no-untyped-def]
     num_rejected,  # [R]
     texts,  # [S, L]
     text_lens,  # [S]
-    records,  # [S, HEAD + 3 * K]
+    records,  # [S, NUM_RECORD_FIELDS + 3 * K]
     sums,  # [max R, 2, 3]: out, for blocks and for texts, see `_learn`
     outcomes,  # [max R, COLUMNS + K]
     chains,  # [max R, 2 + CUTS] or None
@@ -115,7 +115,7 @@ def _grade(  # type: ignore[no-untyped-def]
     stride_texts,
     num_requests,
     ROWS: tl.constexpr,
-    HEAD: tl.constexpr,
+    NUM_RECORD_FIELDS: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -138,7 +138,7 @@ def _grade(  # type: ignore[no-untyped-def]
         each = tl.arange(0, 8)
         tl.store(counts_before + each, tl.load(counts + each))
     end = tl.load(text_lens + slot)
-    record = records + slot * (HEAD + 3 * K)
+    record = records + slot * (NUM_RECORD_FIELDS + 3 * K)
     holds = tl.load(record).to(tl.int32)
     match = tl.load(record + 1)
 
@@ -148,55 +148,55 @@ def _grade(  # type: ignore[no-untyped-def]
     is_block = (holds == BLOCK) & (verified > 0)
     is_text = (holds == TEXT) & (verified > 0)
     # A request may have places for a tree, but a chain of K drafts in them.
-    likeliest = tl.minimum(verified, K)
+    in_chain = tl.minimum(verified, K)
     accepted = tl.minimum(tl.where(verified > 0, sampled - 1, 0), K)
     if chains is not None:
         row_of_tree = chains + (2 + CUTS) * request
         of_tree = tl.load(row_of_tree)
         is_tree = is_block & (of_tree >= 0)
-        likeliest = tl.where(is_tree, of_tree, likeliest)
+        in_chain = tl.where(is_tree, of_tree, in_chain)
         accepted = tl.where(is_tree, tl.load(row_of_tree + 1), accepted)
     # The number of tokens that a step got depends on how easy they were. So unless the text's
     # drafts were themselves verified, only the first prediction is compared.
-    known = tl.where(is_text, tl.minimum(sampled, K), 1)
-    known = tl.where((sampled > 0) & (match > 0), known, 0)
-    compared = tl.where(is_text, verified, 1)
-    of_drafts = record + HEAD + draft
-    is_known = draft < known
+    num_observed = tl.where(is_text, tl.minimum(sampled, K), 1)
+    num_observed = tl.where((sampled > 0) & (match > 0), num_observed, 0)
+    num_compared = tl.where(is_text, verified, 1)
+    of_drafts = record + NUM_RECORD_FIELDS + draft
+    is_observed = draft < num_observed
     newest = texts + slot * stride_texts + (end - sampled) + draft
-    token = tl.load(newest, mask=is_known, other=-1)
-    predicted = tl.load(of_drafts + 2 * K, mask=is_known, other=-1.0).to(tl.int32)
-    is_wrong = is_known & (token != predicted)
-    came_true = tl.min(tl.where(is_wrong, draft, known), axis=0)
+    token = tl.load(newest, mask=is_observed, other=-1)
+    predicted = tl.load(of_drafts + 2 * K, mask=is_observed, other=-1.0).to(tl.int32)
+    is_wrong = is_observed & (token != predicted)
+    num_correct = tl.min(tl.where(is_wrong, draft, num_observed), axis=0)
 
     is_draft = draft < K
     # Tried are the accepted drafts and the first rejected one (`planning.acceptance`).
-    tried = tl.minimum(accepted + 1, likeliest)
-    sure = tl.load(of_drafts, mask=is_draft & is_block & (draft < tried), other=0.0)
+    tried = tl.minimum(accepted + 1, in_chain)
+    confidence = tl.load(of_drafts, mask=is_draft & is_block & (draft < tried), other=0.0)
     sums += 6 * request
-    _learn(record + 2, sums, is_block, tl.maximum(sure, 0.0), accepted, REQUEST_MEMORY)
-    true_ones = tl.minimum(came_true, compared)
-    tried = tl.minimum(true_ones + 1, tl.minimum(compared, K))
-    is_tried = is_draft & (known > 0) & (draft < tried)
+    _learn(record + 2, sums, is_block, tl.maximum(confidence, 0.0), accepted, REQUEST_MEMORY)
+    true_ones = tl.minimum(num_correct, num_compared)
+    tried = tl.minimum(true_ones + 1, tl.minimum(num_compared, K))
+    is_tried = is_draft & (num_observed > 0) & (draft < tried)
     trusted = tl.load(of_drafts + K, mask=is_tried, other=1.0)
-    _learn(record + 4, sums + 3, known > 0, 1.0 - trusted, tried - true_ones, REQUEST_MEMORY)
+    _learn(record + 4, sums + 3, num_observed > 0, 1.0 - trusted, tried - true_ones, REQUEST_MEMORY)
 
     row = outcomes + request * (COLUMNS + K)
     tl.store(row, holds.to(tl.float32))
     tl.store(row + 1, admitted.to(tl.float32))
     tl.store(row + 2, match)
     tl.store(row + 3, tl.where(match > 0, K, 0).to(tl.float32))
-    tl.store(row + 4, known.to(tl.float32))
-    tl.store(row + 5, came_true.to(tl.float32))
-    tl.store(row + 6, likeliest.to(tl.float32))
+    tl.store(row + 4, num_observed.to(tl.float32))
+    tl.store(row + 5, num_correct.to(tl.float32))
+    tl.store(row + 6, in_chain.to(tl.float32))
     tl.store(row + 7, accepted.to(tl.float32))
     for cut in tl.static_range(CUTS):
-        if_cut = tl.full([], 0, tl.int32)
+        tokens_if_truncated = tl.full([], 0, tl.int32)
         if chains is not None:
-            if_cut = tl.load(row_of_tree + 2 + cut, mask=is_tree, other=0)
-        tl.store(row + COLUMNS - CUTS + cut, if_cut.to(tl.float32))
-    sure = tl.load(of_drafts, mask=is_draft, other=0.0)
-    tl.store(row + COLUMNS + draft, sure, mask=is_draft)
+            tokens_if_truncated = tl.load(row_of_tree + 2 + cut, mask=is_tree, other=0)
+        tl.store(row + COLUMNS - CUTS + cut, tokens_if_truncated.to(tl.float32))
+    confidence = tl.load(of_drafts, mask=is_draft, other=0.0)
+    tl.store(row + COLUMNS + draft, confidence, mask=is_draft)
     tl.debug_barrier()  # several threads read what one of them writes
     tl.store(record, tl.full([], NO_DRAFTS, tl.float32))
     tl.store(record + 1, tl.full([], 0.0, tl.float32))
@@ -240,7 +240,7 @@ def grade(
         batch.texts.stride(0),
         count,
         ROWS=len(batch.slots),
-        HEAD=HEAD,
+        NUM_RECORD_FIELDS=NUM_RECORD_FIELDS,
         K=width,
         PADDED_K=next_power_of_2(width),
         COLUMNS=OUTCOME_COLUMNS,

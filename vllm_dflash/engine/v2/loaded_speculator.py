@@ -43,7 +43,7 @@ def block_capture_sizes(sizes: list[int], block_rows: int, most_requests: int) -
     return [*sizes, *more]
 
 
-class LoadedSpeculator(DFlashSpeculator):
+class DFlashSpeculatorBase(DFlashSpeculator):
     """Loads the drafter, gives its layers their metadata, and captures its graphs."""
 
     model: DFlashDraftModel

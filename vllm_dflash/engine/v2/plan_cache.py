@@ -45,7 +45,7 @@ class PlanCache:
         """Whether there is a plan."""
         return bool(self._lengths)
 
-    def keep(self, lengths: Mapping[str, int], *, runs_block: bool) -> None:
+    def keep_plan(self, lengths: Mapping[str, int], *, runs_block: bool) -> None:
         """Repeat a plan from now on: the draft length of each request, and whether a block runs."""
         self._lengths, self._runs_block = lengths, runs_block
         self.expire()
@@ -62,7 +62,7 @@ class PlanCache:
         if self._valid_for > 0 and self._scheduled == scheduled:  # nobody is back in a prompt
             self._valid_for -= 1
             return self._last
-        most, could_draft, all_decode, left = max(self._lengths.values()), self._is_fixed, True, 0
+        most, any_eligible, all_decode, left = max(self._lengths.values()), self._is_fixed, True, 0
         lengths: dict[str, int] = {}
         room = self._longest
         for name, rows in scheduled.items():
@@ -76,11 +76,11 @@ class PlanCache:
                 all_decode = False
             elif own:
                 left = max(left, tokens_left(request))
-        could_draft = could_draft or left > 2
-        self._last = StepPlan.of(
-            lengths, runs_block=self._runs_block, could_draft=could_draft, is_new=False
+        any_eligible = any_eligible or left > 2
+        self._last = StepPlan.from_lengths(
+            lengths, runs_block=self._runs_block, any_eligible=any_eligible, is_new=False
         )
-        # A step adds 1 + K tokens at most. Until then, each length and `could_draft` stay.
+        # A step adds 1 + K tokens at most. Until then, each length and `any_eligible` stay.
         self._scheduled, self._valid_for = scheduled, 0
         if all_decode:
             until = room - self._width if self._is_fixed else min(room - self._width, left - 3)

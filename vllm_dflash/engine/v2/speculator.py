@@ -35,18 +35,18 @@ from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import newly_admitted
 from vllm_dflash.engine.v2.choice import choose
-from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.confidence import find_argmax
 from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.exchange import HostCopy, ReportedOutput, StepPlan, plan_of
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade, learn_overall
-from vllm_dflash.engine.v2.loaded_speculator import LoadedSpeculator
+from vllm_dflash.engine.v2.loaded_speculator import DFlashSpeculatorBase
 from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts, keep_texts_on_device
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
 
 
-class PlannedSpeculator(LoadedSpeculator):
+class PlannedSpeculator(DFlashSpeculatorBase):
     """vLLM's speculator with our draft model, chances, free drafts and statistics."""
 
     draft_token_confidence_probs: torch.Tensor
@@ -69,9 +69,9 @@ class PlannedSpeculator(LoadedSpeculator):
         self.draft_output = self.draft_tokens
         """Drafts for vLLM, [max R, W]."""
         self.trees: DraftTrees | None = None
-        places, nodes = self.options.num_speculative_tokens, self.options.tree_nodes
+        max_drafts, nodes = self.options.num_speculative_tokens, self.options.tree_nodes
         if nodes:
-            self.trees = DraftTrees(self.max_num_reqs, width, places, nodes, device)
+            self.trees = DraftTrees(self.max_num_reqs, width, max_drafts, nodes, device)
             self.draft_output = self.trees.tokens
             self.draft_token_confidence_probs = self.trees.chances
         self.candidates: CandidateSampler | None = None
@@ -80,7 +80,7 @@ class PlannedSpeculator(LoadedSpeculator):
             self.candidates = CandidateSampler(self.max_num_reqs, width, top_k, device)
         self.draws_drafts = False
         """Whether drafts are drawn, at temperature > 0, with the noise of verification."""
-        self.statistics = DraftStatistics(places)
+        self.statistics = DraftStatistics(max_drafts)
         self.warm = WarmState(self._owners)
         self.plan = StepPlan()
         """Plan of the current step."""
@@ -163,7 +163,7 @@ class PlannedSpeculator(LoadedSpeculator):
         )
         if not dummy_run:
             blocks = [plan.length] * (count * self.runs_block)
-            self.statistics.record_blocks(blocks, could_draft=plan.could_draft)
+            self.statistics.record_blocks(blocks, any_eligible=plan.any_eligible)
         return self.draft_output[:count]
 
     def _generate_draft(self, num_reqs: int, *args: Any, **kwargs: Any) -> None:
@@ -199,7 +199,7 @@ class PlannedSpeculator(LoadedSpeculator):
         if self.trees is not None and self.trees.is_attached and drafts is None:
             return self.trees.find_candidates(logits, confidence, self.model.target_ids)
         tokens = torch.empty(len(logits), dtype=torch.int64, device=self.device)
-        find_likeliest(logits, tokens, confidence, noise=noise if drafts is None else None)
+        find_argmax(logits, tokens, confidence, noise=noise if drafts is None else None)
         return self.model.target_ids(tokens) if drafts is None else drafts
 
     def _noise(self, positions: torch.Tensor, row_slots: torch.Tensor) -> DraftNoise:
@@ -215,20 +215,20 @@ class PlannedSpeculator(LoadedSpeculator):
         assert self.candidates is not None
         width, rows = self.num_speculative_steps, self.num_query_per_req
         count = len(hidden_states) // width
-        by_place = (count, width, -1)
+        by_position = (count, width, -1)
         candidates, logits = self.model.compute_candidates(hidden_states)  # [R * K, C]
-        candidates = candidates.view(by_place)
+        candidates = candidates.view(by_position)
         bonus = self.input_buffers.input_ids[: count * rows : rows]
         scores = self.model.score_candidates(
             candidates,
-            logits.view(by_place),
-            hidden_states.view(by_place),
+            logits.view(by_position),
+            hidden_states.view(by_position),
             bonus.long(),
             None if self.newest_context is None else self.newest_context[:count],
         )
         added: torch.Tensor | None = None
         if noise is not None:
-            added = noise_of(candidates.flatten(0, 1), noise).view(by_place)  # [R, K, C]
+            added = noise_of(candidates.flatten(0, 1), noise).view(by_position)  # [R, K, C]
             scores = scores + added.unsqueeze(2)  # [R, K, C, C]
         self.candidates.sample(
             candidates,

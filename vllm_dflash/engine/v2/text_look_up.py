@@ -20,7 +20,7 @@ from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.planning.texts import LONGEST, SHORTEST
 
 TILE = 1024
-"""Places in a text that are compared at a time."""
+"""Positions in a text that are compared at a time."""
 MOST_PROGRAMS = 4096
 """Maximum number of programs that scan a batch's texts; more than a GPU runs at once."""
 MOST_TEXT_BYTES = 2 << 30
@@ -47,18 +47,18 @@ def _scan(  # type: ignore[no-untyped-def]
     last = tl.load(text_lens + slot) - 1
     found = tl.zeros([TILE], tl.int64)
     for first in range(part * TILE, last, tl.num_programs(1) * TILE):
-        place = first + tl.arange(0, TILE)
-        still = place < last
+        position = first + tl.arange(0, TILE)
+        still = position < last
         match = tl.zeros([TILE], tl.int64)
         size = 0
         while (size < LONGEST) & (tl.max(still.to(tl.int32), axis=0) > 0):
             # A match ends where the text begins: -1 is no token.
-            token = tl.load(text + place - size, mask=still & (place >= size), other=-1)
+            token = tl.load(text + position - size, mask=still & (position >= size), other=-1)
             still = token == tl.load(text + last - size)
             match += still.to(tl.int64)
             size += 1
         # The longest match wins; of equally long ones, the last.
-        found = tl.maximum(found, tl.where(match >= SHORTEST, (match << 32) | (place + 1), 0))
+        found = tl.maximum(found, tl.where(match >= SHORTEST, (match << 32) | (position + 1), 0))
     tl.store(best + request * stride_best + part, tl.max(found, axis=0))
 
 
@@ -90,9 +90,9 @@ def _predict(  # type: ignore[no-untyped-def]
     match, start = found >> 32, found & 0xFFFFFFFF
     # Past the end of the text, repeat from the start of the prediction; without a match, repeat
     # the last token.
-    place = tl.where(match > 0, start + draft % tl.maximum(end - start, 1), end - 1)
+    position = tl.where(match > 0, start + draft % tl.maximum(end - start, 1), end - 1)
     is_draft = draft < K
-    token = tl.load(texts + slot * stride_texts + place, mask=is_running & is_draft, other=0)
+    token = tl.load(texts + slot * stride_texts + position, mask=is_running & is_draft, other=0)
     tl.store(tokens + request * K + draft, token.to(tl.int64), mask=is_draft)
     tl.store(matches + request, match.to(tl.int32))
 

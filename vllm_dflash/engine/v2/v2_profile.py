@@ -95,7 +95,7 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
         run = functools.partial(verify, count, uniform=uniform)
         return least_seconds(run, before=run)
 
-    alike = seconds(requests * rows, uniform=True)
+    uniform_seconds = seconds(requests * rows, uniform=True)
     # A dummy batch has the maximum number of requests, whose rows differ by one at most. So one
     # row less than the uniform batch makes it ragged.
     most_requests, runner.max_num_reqs = runner.max_num_reqs, requests
@@ -103,7 +103,7 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
         apart = seconds(requests * rows - 1)
     finally:
         runner.max_num_reqs = most_requests
-    return max(apart - alike, 0.0)
+    return max(apart - uniform_seconds, 0.0)
 
 
 def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_dflash.config.draft_config import drafted_length
-from vllm_dflash.config.engine_options import TREE_CUTS, EngineOptions, tree_sizes
+from vllm_dflash.config.engine_options import TREE_CUTS, EngineOptions
 from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.own_limits import OwnLimits
@@ -41,8 +41,7 @@ from vllm_dflash.engine.v2.exchange import (
     verified_drafts,
 )
 from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts
-from vllm_dflash.engine.v2.trees.tree_gain import TreeGain, rest_of_chains
-from vllm_dflash.engine.v2.trees.tree_requests import PlacesOfTrees
+from vllm_dflash.engine.v2.trees.tree_planning import TreePlanner
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Planner
@@ -69,10 +68,10 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         # long as the maximum number of drafts. With trees, blocks are shorter.
         most = max(self.max_num_active_reqs, schedule.max_num_batched_tokens // (1 + width))
         self.max_num_active_reqs = min(most, options.most_active or schedule.max_num_seqs)
-        self._trees = PlacesOfTrees(options.tree_nodes)
-        self._tree_gain = TreeGain(tree_sizes(options.tree_nodes))
         self.planner = Planner(width, schedule.max_num_seqs)
         """Started by the workers' facts, unless draft lengths are fixed."""
+        nodes, rows = options.tree_nodes, self.max_num_scheduled_tokens
+        self._trees = TreePlanner(nodes, self.planner, self.vllm_config, rows)
         self._is_fixed = not options.is_planned
         own = drafted_length(self.vllm_config.speculative_config.draft_model_config)
         self._longest = min(own, self.max_model_len)
@@ -116,7 +115,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         if never_drafts(scheduler_output) or self._own_limits.forbid_all(scheduled):
             # Charge nothing for it, and spend no probe on it.
             self._cache.expire()
-            return StepPlan(could_draft=False, is_new=is_due)
+            return StepPlan(any_eligible=False, is_new=is_due)
         if self._cache and not is_due and not self._trees.num_nodes:
             return self._cache.repeat(scheduled, self.requests)
         self._cache.expire()
@@ -127,23 +126,15 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         limits = self._own_limits.cut(limits, names)
         ahead = Plan.without_block(len(names), lengths=np.zeros_like(limits))
         # Fixed lengths: K drafts after every step.
-        could_draft = self._is_fixed or any(
+        any_eligible = self._is_fixed or any(
             can_use_drafts(self.requests.get(name), length) and self._own_limits.get(name) != 0
             for name, length in zip(names, context.tolist(), strict=True)
         )
-        if could_draft:
+        if any_eligible:
             ahead = self._ahead(names, context, limits)
-        lengths = ahead.lengths
-        if ahead.runs_block and self._trees.num_nodes:
-            batch = names, self.requests, context, ends
-            # vLLM 0.32 reserves room for each request's block, 0.33 none.
-            budget = self.vllm_config.scheduler_config.max_num_batched_tokens
-            kept = self.vllm_config.speculative_config.max_num_new_slots_for_drafting
-            most_rows = min(budget - len(names) * kept, self.max_num_scheduled_tokens)
-            of_trees = self._trees.places(lengths, *batch, most_rows)
-            lengths = self._best_places(ahead, of_trees, context)
+        lengths = self._trees.lengths(ahead, names, self.requests, context, ends)
         each = dict(zip(names, lengths.tolist(), strict=True))
-        return StepPlan.of(each, runs_block=ahead.runs_block, could_draft=could_draft)
+        return StepPlan.from_lengths(each, runs_block=ahead.runs_block, any_eligible=any_eligible)
 
     def _numbered(self, plan: StepPlan) -> StepPlan:
         """Add the step's number, what workers report, and what they are told."""
@@ -158,7 +149,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Count the draft lengths of a step of `count` requests."""
         lengths = [plan.length] * count if plan.lengths is None else [*plan.lengths.values()]
         blocks = lengths if plan.runs_block else []
-        self.statistics.record_blocks(blocks, could_draft=plan.could_draft)
+        self.statistics.record_blocks(blocks, any_eligible=plan.any_eligible)
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Plan:
         steps = self._cadence.take_steps_since_plan()
@@ -176,19 +167,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             most = self._width if most == limits[freest] else most
             lengths = np.where(ahead.lengths < limits, ahead.lengths, most)
         kept = dict(zip(names, lengths.tolist(), strict=False))
-        self._cache.keep(kept, runs_block=ahead.runs_block)
+        self._cache.keep_plan(kept, runs_block=ahead.runs_block)
         return ahead
-
-    def _best_places(self, ahead: Plan, of_trees: Ints, context: Ints) -> Ints:
-        """Places for each request's drafts, [R]: for chains, or for trees of the best of S sizes,
-        [S, R]. The largest size if lengths are not planned."""
-        if not self.planner.is_started:
-            return of_trees[-1]
-        seconds = self.planner.seconds(of_trees, context)
-        best = self._tree_gain.best(
-            len(context), ahead.of_blocks, seconds, ahead.rate, of_texts=ahead.of_texts
-        )
-        return ahead.lengths if best is None else of_trees[best]
 
     def _counted_for_workers(self) -> dict[str, Any] | None:
         """What workers are told, if it is time."""
@@ -229,14 +209,14 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
     ) -> Any:
         """Take the sampled tokens, and learn from them and from the time they took."""
         if CHAINS_ONLY.on(model_runner_output):
-            self._trees = PlacesOfTrees(0)
+            self._trees.num_nodes = 0
         counts = COUNTED.on(model_runner_output)
         if counts is not None:
             self.statistics.take_counts(counts)
         facts = FACTS.on(model_runner_output)
         if facts is not None:
             self._start(facts)
-        self._observe(scheduler_output, model_runner_output)
+        self._record_step(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
             self._log.tick()
@@ -245,7 +225,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
     def _start(self, facts: WorkerFacts) -> None:
         self.planner.start(facts.costs, facts.lengths, ragged_seconds=facts.ragged_seconds)
 
-    def _observe(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
+    def _record_step(self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> None:
         plan, table = plan_of(scheduler_output), OUTCOMES.on(output)
         # Use the scheduler's order, which is stable while the batch is; the worker puts requests
         # with most drafts first.
@@ -272,12 +252,10 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             step.produced = np.array([len(output.sampled_token_ids[row]) for row in order])
             drafts = scheduler_output.scheduled_spec_decode_tokens
             given = sum(map(len, drafts.values()))
-            outcomes = Outcomes.of(table, len(TREE_CUTS))
+            outcomes = Outcomes.from_table(table, len(TREE_CUTS))
             step.verified = outcomes.admitted  # placeholders, too, which take time as well
             step.rows -= given - int(step.verified.sum())
-            if self._trees.num_nodes:
-                rest = rest_of_chains(outcomes, self.planner.ratios_of_blocks(names))
-                self._tree_gain.observe(outcomes, step.produced - 1, rest)
+            self._trees.record_step(names, outcomes, step.produced - 1)
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
         if not step.context_lens.all():
@@ -287,7 +265,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         with step.timing("planning"):
             if outcomes is not None and self.planner.is_started:
                 self.planner.learn_outcomes(step, outcomes)
-            estimate = self.planner.observe(step)
+            estimate = self.planner.record_step(step)
         self._cadence.record_step(self._planning_seconds + step.planning_seconds, step.seconds)
         step.plan = replace(step.plan, speedup=self.planner.speedup)
         self.statistics.record_times(step, estimate)

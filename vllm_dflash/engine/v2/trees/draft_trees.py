@@ -6,8 +6,8 @@
     settle    move K/V and features of accepted nodes to consecutive rows     (tree_move.py)
     grow      make the next trees from the drafter's likeliest candidates     (tree_growth.py)
 
-The host never waits for the device, and decides only how many places drafts get. Requests that need
-chains get them, in the same batch as others' trees.
+The host never waits for the device, and decides only how many drafts are verified. Requests that
+need chains get them, in the same batch as others' trees.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_dflash.engine.agreement import agreed_by_all
 from vllm_dflash.engine.reporting.log import logger
-from vllm_dflash.engine.v2.confidence import find_likeliest
+from vllm_dflash.engine.v2.confidence import find_argmax
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
-from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, refusal
+from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, attention_unsupported_reason
 from vllm_dflash.engine.v2.trees.tree_growth import MOST_CANDIDATES, Candidates, grow
 from vllm_dflash.engine.v2.trees.tree_move import (
     CacheMover,
     cached_layers,
     move_rows,
-    why_not_moved,
+    move_unsupported_reason,
 )
-from vllm_dflash.engine.v2.trees.tree_requests import may_branch, why_chains
+from vllm_dflash.engine.v2.trees.tree_requests import may_branch, trees_unsupported_reason
 from vllm_dflash.engine.v2.trees.tree_rows import place_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier
@@ -49,19 +49,19 @@ class DraftTrees:
     is_attached = False
 
     def __init__(
-        self, num_slots: int, width: int, places: int, num_nodes: int, device: torch.device
+        self, num_slots: int, width: int, max_drafts: int, num_nodes: int, device: torch.device
     ) -> None:
-        """Allocate S request slots, for blocks of K drafts, W places for drafts, and trees of N
+        """Allocate S request slots, for blocks of K drafts, up to W drafts, and trees of N
         nodes."""
         self.slots = TreeSlots(num_slots, width, num_nodes, device)
-        of_places = num_slots, width, MOST_CANDIDATES
+        of_blocks = num_slots, width, MOST_CANDIDATES
         self.candidates = Candidates(
-            torch.zeros(of_places, dtype=torch.int64, device=device),
-            torch.zeros(of_places, device=device),
+            torch.zeros(of_blocks, dtype=torch.int64, device=device),
+            torch.zeros(of_blocks, device=device),
         )
-        self.tokens = torch.zeros(num_slots, places, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(num_slots, max_drafts, dtype=torch.int64, device=device)
         """Drafts for vLLM, [max R, W]."""
-        self.chances = torch.zeros(num_slots, places, device=device)
+        self.chances = torch.zeros(num_slots, max_drafts, device=device)
         """Chance of each draft for vLLM's trimming; their product is survival, [max R, W]."""
         self._newcomers: list[tuple[str, bool]] = []
         """New requests, and whether their drafts may be trees."""
@@ -77,9 +77,9 @@ class DraftTrees:
             for name, layer in get_layers_from_vllm_config(config, AttentionLayerBase).items()
             if name not in drafters
         }
-        why = why_chains(config) or refusal(layers)
+        why = trees_unsupported_reason(config) or attention_unsupported_reason(layers)
         cached = [] if why else cached_layers(runner, layers)
-        why = why or why_not_moved(cached)
+        why = why or move_unsupported_reason(cached)
         if not agreed_by_all(why is None):
             why = why or "it does not hold on another rank"
             logger().warning("drafts are chains, not trees: %s.", why)
@@ -146,11 +146,11 @@ class DraftTrees:
         """
         tokens, probabilities = (each.flatten(0, 1)[: len(logits)] for each in self.candidates)
         columns = torch.empty_like(tokens)
-        find_likeliest(logits, columns, confidence, probabilities)
+        find_argmax(logits, columns, confidence, probabilities)
         tokens.copy_(target_ids(columns.flatten()).view_as(columns))
         return tokens[:, 0]
 
     def grow(self, slots: DraftSlots, batch: Batch, chosen: Drafts, *, has_block: bool) -> None:
         """Make trees of the chosen drafts, if they may be trees; writes `tokens` and `chances`."""
-        handed_over = self.tokens, self.chances
-        grow(self.slots, slots, batch, chosen, self.candidates, handed_over, has_block=has_block)
+        draft_output = self.tokens, self.chances
+        grow(self.slots, slots, batch, chosen, self.candidates, draft_output, has_block=has_block)

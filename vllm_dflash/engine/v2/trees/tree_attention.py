@@ -36,7 +36,7 @@ BACKENDS = ("FLASH_ATTN", "TRITON_ATTN")
 """Backends whose caches hold a head's keys and values side by side."""
 
 
-def refusal(layers: Mapping[str, AttentionLayerBase]) -> str | None:
+def attention_unsupported_reason(layers: Mapping[str, AttentionLayerBase]) -> str | None:
     """Reason why this target gets chains; None if its attention layers can attend to trees.
 
     `layers`: the target's attention layers by name, after loading.
@@ -58,7 +58,7 @@ def refusal(layers: Mapping[str, AttentionLayerBase]) -> str | None:
 
 
 def attend_to_trees(layers: Iterable[AttentionLayerBase], trees: TreeSlots) -> None:
-    """Replace `forward` of layers that `refusal` accepts; `trees`: persistent tensors."""
+    """Replace `forward` of layers that can attend to trees; `trees`: persistent tensors."""
     for layer in layers:
         impl: Any = getattr(layer, "impl", None)
         impl.forward = TreeAttention(impl, trees)

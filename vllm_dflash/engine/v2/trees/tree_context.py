@@ -35,7 +35,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
     cache,  # [blocks, K/V heads, block size, 2 D]
     found_parts,  # [segments, rows, H, D]
     log_sums,  # [segments, rows, H]
-    places,
+    rows_per_request,
     segments,
     part_size,
     block_table,  # from here on: `Launch`
@@ -137,7 +137,7 @@ def _attend_context(  # type: ignore[no-untyped-def]
         is_found = total > 0
         divisor = tl.where(is_found, total, 1.0)
         to = segment.to(tl.int64) * part_size + head
-        to += part_rows(request, row, at, places) * (KV_HEADS * GROUP)
+        to += part_rows(request, row, at, rows_per_request) * (KV_HEADS * GROUP)
         tl.store(
             found_parts + (to * HEAD_SIZE)[:, None] + dim[None, :],
             found * (1.0 / divisor)[:, None],
@@ -174,7 +174,7 @@ def attend_to_context(
             with trees.
         segments: number of segments of each context; None: as many as keep the GPU busy.
     """
-    launch = Launch.of(query, kv_cache, batch, trees, scores, all_requests=all_requests)
+    launch = Launch.from_batch(query, kv_cache, batch, trees, scores, all_requests=all_requests)
     if segments is None:
         segments = num_segments(launch.num_tiles, launch.num_programs)
     shape = segments, launch.num_rows, *query.shape[1:]
@@ -185,10 +185,10 @@ def attend_to_context(
         kv_cache,
         found,
         log_sums,
-        launch.places,
+        launch.rows_per_request,
         segments,
         log_sums.stride(0),
         *launch.arguments,
         **launch.constants,
     )
-    return Parts(found, log_sums, launch.places)
+    return Parts(found, log_sums, launch.rows_per_request)

@@ -13,7 +13,7 @@ import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.search import first_best, rate_of
-from vllm_dflash.planning.step import Outcomes
+from vllm_dflash.planning.step import Outcomes, Plan
 
 ASSUMED_RATIO = 1.25
 """Accepted drafts of a tree for each one of its chain, assumed before any is known. Trees that do
@@ -39,47 +39,30 @@ class TreeGain:
         """Accepted drafts of trees of each size for each one of a whole chain, [S]."""
         return (self._trees + ASSUMED_RATIO * ASSUMED_TOKENS) / (self._chains + ASSUMED_TOKENS)
 
-    def observe(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:
+    def record_step(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:
         """Learn from R requests: their accepted drafts, [R], and what is expected of the trees'
         chains after the drafts that were verified, [R]."""
-        if_cut = outcomes.if_cut[:, : len(self.sizes) - 1] - 1
-        of_trees = np.column_stack([if_cut, accepted])  # [R, S]
-        had_trees = outcomes.if_cut[:, :1] > 0
-        tells = had_trees & (outcomes.admitted[:, None] >= self.sizes)
-        trees = (of_trees * tells).sum(axis=0)
-        chains = ((outcomes.accepted + rest)[:, None] * tells).sum(axis=0)
-        left = np.where(tells.any(axis=0), MEMORY**trees, FORGETTING)
+        tokens_if_truncated = outcomes.tokens_if_truncated[:, : len(self.sizes) - 1] - 1
+        of_trees = np.column_stack([tokens_if_truncated, accepted])  # [R, S]
+        had_trees = outcomes.tokens_if_truncated[:, :1] > 0
+        is_informative = had_trees & (outcomes.admitted[:, None] >= self.sizes)
+        trees = (of_trees * is_informative).sum(axis=0)
+        chains = ((outcomes.accepted + rest)[:, None] * is_informative).sum(axis=0)
+        left = np.where(is_informative.any(axis=0), MEMORY**trees, FORGETTING)
         self._chains = left * self._chains + chains
         self._trees = left * self._trees + trees
 
-    def best(
-        self,
-        count: int,
-        of_blocks: float,
-        seconds: Floats,
-        rate: float,
-        *,
-        of_texts: float = 0.0,
-    ) -> int | None:
-        """Return which size has the best rate in a step; None: chains have.
+    def best(self, plan: Plan, seconds: Floats) -> int | None:
+        """Return which size has the best rate in a step; None: the plan's chains have.
 
-        Args:
-            count: requests in the step, R.
-            of_blocks: worth of whole chains, which trees would be made of.
-            seconds: time of the step with trees of each size, [S].
-            rate: rate of the best step with chains.
-            of_texts: worth of the other requests' drafts, which remain chains.
+        `seconds`: time of the step with trees of each size, [S].
         """
-        worth = scaled(of_blocks, self.ratios, count) + of_texts
-        rates = rate_of(count, worth, seconds)
+        count = len(plan.drafted)
+        # Trees are made of blocks; drafts of texts remain chains.
+        per_request = np.log1p(self.ratios * np.expm1(plan.of_blocks / count))
+        rates = rate_of(count, count * per_request + plan.of_texts, seconds)
         best = first_best(rates)
-        return best if rates[best] > rate else None
-
-
-def scaled(worth: float, ratios: Floats, num_requests: int) -> Floats:
-    """Return the worth of drafts if `ratios` times as many were accepted, of all requests alike,
-    [S]."""
-    return num_requests * np.log1p(ratios * np.expm1(worth / num_requests))
+        return best if rates[best] > plan.rate else None
 
 
 def rest_of_chains(outcomes: Outcomes, ratio: Floats) -> Floats:
@@ -88,9 +71,9 @@ def rest_of_chains(outcomes: Outcomes, ratio: Floats) -> Floats:
     If all verified drafts of the chain were accepted, this is the expectation of the rest;
     otherwise it is 0. `ratio`: accepted drafts of each request for each expected one, [R].
     """
-    places = np.arange(outcomes.confidence.shape[1])
-    is_rest = places >= outcomes.verified_in_chain[:, None]
+    draft = np.arange(outcomes.confidence.shape[1])
+    is_rest = draft >= outcomes.verified_in_chain[:, None]
     survival = np.where(is_rest, outcomes.confidence, 1.0).cumprod(axis=1)
-    came = outcomes.accepted == outcomes.verified_in_chain
-    rest: Floats = came * (np.minimum(survival * ratio[:, None], 1.0) * is_rest).sum(axis=1)
+    is_accepted = outcomes.accepted == outcomes.verified_in_chain
+    rest: Floats = is_accepted * (np.minimum(survival * ratio[:, None], 1.0) * is_rest).sum(axis=1)
     return rest

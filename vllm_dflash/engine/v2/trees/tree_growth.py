@@ -26,7 +26,7 @@ from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
 from vllm_dflash.engine.v2.choice import bias_of
-from vllm_dflash.engine.v2.draft_slots import HEAD, Batch, Drafts, DraftSlots
+from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.planning.acceptance import PRIOR_TOKENS
 from vllm_dflash.planning.step import BLOCK
@@ -54,7 +54,7 @@ def _grow(  # type: ignore[no-untyped-def]
     chain_chances,  # [max R, K]
     candidates,  # [max R, K, C]
     probabilities,  # [max R, K, C]
-    records,  # [S, HEAD + 3 * K]
+    records,  # [S, NUM_RECORD_FIELDS + 3 * K]
     overall,  # [2, 2]
     may_branch,  # [S]
     sizes,  # [S]
@@ -62,11 +62,11 @@ def _grow(  # type: ignore[no-untyped-def]
     parents,  # [S, N]
     depths,  # [S, N]
     masks,  # [S, N]
-    likeliest,  # [S]
+    argmax_nodes,  # [S]
     drafts,  # [max R, W]
     chances,  # [max R, W]
     HAS_BLOCK: tl.constexpr,
-    HEAD: tl.constexpr,
+    NUM_RECORD_FIELDS: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     C: tl.constexpr,
@@ -82,7 +82,7 @@ def _grow(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + request).to(tl.int64)
     if slot < 0:  # a graph's row behind the batch
         return
-    record = records + slot * (HEAD + 3 * K)
+    record = records + slot * (NUM_RECORD_FIELDS + 3 * K)
     last = tl.load(newest + slot)
     is_running = tl.load(num_sampled + request) > 0
     branches = (
@@ -101,25 +101,25 @@ def _grow(  # type: ignore[no-untyped-def]
         return
 
     # Chance of each candidate after any node of the position before, [positions, ranks].
-    place, rank = tl.arange(0, PADDED_K), tl.arange(0, PADDED_C)
-    sure = tl.load(confidence + request * K + place, mask=place < K, other=0.0)
-    first = tl.where((place < K) & (sure > 0), sure, 0.0)
-    at = (request * K + place[:, None]) * C + rank[None, :]
-    is_candidate = (place < K)[:, None] & (rank < C)[None, :]
+    position, rank = tl.arange(0, PADDED_K), tl.arange(0, PADDED_C)
+    probability = tl.load(confidence + request * K + position, mask=position < K, other=0.0)
+    first = tl.where((position < K) & (probability > 0), probability, 0.0)
+    at = (request * K + position[:, None]) * C + rank[None, :]
+    is_candidate = (position < K)[:, None] & (rank < C)[None, :]
     share = tl.load(probabilities + at, mask=is_candidate, other=0.0)
     chance = tl.minimum(share, first[:, None])
     chance = tl.where((rank == 0)[None, :], first[:, None], chance)
 
     node = tl.arange(0, PADDED_N)
     # Possible next nodes: at 0 after the bonus token, at i + 1 after node i.
-    value = tl.where(node == 0, tl.sum(tl.where(place == 0, first, 0.0), axis=0), 0.0)
+    value = tl.where(node == 0, tl.sum(tl.where(position == 0, first, 0.0), axis=0), 0.0)
     reached = tl.where(node == 0, 1.0, 0.0)
-    its_place = tl.zeros([PADDED_N], tl.int32)
+    its_position = tl.zeros([PADDED_N], tl.int32)
     its_rank = tl.zeros([PADDED_N], tl.int32)
     # Nodes so far.
     seen = tl.zeros([PADDED_N], tl.int64)
     parent_of = tl.full([PADDED_N], -1, tl.int32)
-    place_of = tl.zeros([PADDED_N], tl.int32)
+    position_of = tl.zeros([PADDED_N], tl.int32)
     rank_of = tl.full([PADDED_N], -1, tl.int32)
     conditional = tl.zeros([PADDED_N], tl.float32)
     firsts = tl.full([], 0, tl.int64)
@@ -131,7 +131,7 @@ def _grow(  # type: ignore[no-untyped-def]
         is_chosen, is_new = node == chosen, node == number
         exists = best > 0.0
         parent = tl.where(exists, chosen - 1, -1)
-        at_place = tl.sum(tl.where(is_chosen, its_place, 0), axis=0)
+        at_position = tl.sum(tl.where(is_chosen, its_position, 0), axis=0)
         at_rank = tl.sum(tl.where(is_chosen, its_rank, 0), axis=0)
         above = tl.sum(tl.where(is_chosen, reached, 0.0), axis=0)
 
@@ -139,7 +139,7 @@ def _grow(  # type: ignore[no-untyped-def]
         sees = tl.sum(tl.where(node == parent, seen, 0), axis=0) | bit
         seen = tl.where(is_new, sees, seen)
         parent_of = tl.where(is_new, parent, parent_of)
-        place_of = tl.where(is_new, tl.where(exists, at_place, 0), place_of)
+        position_of = tl.where(is_new, tl.where(exists, at_position, 0), position_of)
         rank_of = tl.where(is_new, tl.where(exists, at_rank, -1), rank_of)
         is_first = exists & (at_rank == 0) & ((sees & (firsts | bit)) == sees)
         firsts |= tl.where(is_first, bit, 0)
@@ -148,29 +148,29 @@ def _grow(  # type: ignore[no-untyped-def]
         conditional = tl.where(is_new, handed, conditional)
         before = survival
 
-        is_child = (place[:, None] == at_place + 1) & (rank == 0)[None, :]
+        is_child = (position[:, None] == at_position + 1) & (rank == 0)[None, :]
         child = tl.sum(tl.sum(tl.where(is_child, chance, 0.0), axis=1), axis=0)
-        is_sibling = (place[:, None] == at_place) & (rank == at_rank + 1)[None, :]
+        is_sibling = (position[:, None] == at_position) & (rank == at_rank + 1)[None, :]
         sibling = tl.sum(tl.sum(tl.where(is_sibling, chance, 0.0), axis=1), axis=0)
         value = tl.where(is_chosen, above * sibling, value)
         its_rank = tl.where(is_chosen, at_rank + 1, its_rank)
         comes_in = node == number + 1
         value = tl.where(comes_in, best * child, value)
         reached = tl.where(comes_in, best, reached)
-        its_place = tl.where(comes_in, at_place + 1, its_place)
+        its_position = tl.where(comes_in, at_position + 1, its_position)
 
     # If candidates run out: the last token again, after the bonus token, with chance 0.
     is_node = node < N
-    at = (request * K + place_of) * C + rank_of
+    at = (request * K + position_of) * C + rank_of
     token = tl.load(candidates + at, mask=is_node & (rank_of >= 0), other=0)
     token = tl.where(rank_of >= 0, token, last)
     of_slot = slot * N + node
     tl.store(tokens + of_slot, token, mask=is_node)
     tl.store(parents + of_slot, parent_of, mask=is_node)
-    tl.store(depths + of_slot, place_of + 1, mask=is_node)
+    tl.store(depths + of_slot, position_of + 1, mask=is_node)
     tl.store(masks + of_slot, seen, mask=is_node)
     tl.store(sizes + slot, N)
-    tl.store(likeliest + slot, firsts)
+    tl.store(argmax_nodes + slot, firsts)
     tl.store(drafts + request * W + node, token, mask=is_node)
     tl.store(chances + request * W + node, conditional, mask=is_node)
     if W > N:
@@ -186,7 +186,7 @@ def grow(
     batch: Batch,
     chosen: Drafts,
     candidates: Candidates,
-    handed_over: tuple[torch.Tensor, torch.Tensor],
+    draft_output: tuple[torch.Tensor, torch.Tensor],
     *,
     has_block: bool,
 ) -> None:
@@ -198,10 +198,10 @@ def grow(
         batch: R requests.
         chosen: tokens and chances as chains, and the blocks' confidence, [max R, K] each.
         candidates: candidates for the blocks' positions.
-        handed_over: out: tokens and chances of W consecutive drafts, [max R, W] each.
+        draft_output: out: tokens and chances of W consecutive drafts, [max R, W] each.
         has_block: whether a block was run; without one there are no trees.
     """
-    width, num_nodes, places = slots.width, trees.num_nodes, handed_over[0].shape[1]
+    width, num_nodes, max_drafts = slots.width, trees.num_nodes, draft_output[0].shape[1]
     num_candidates = candidates.tokens.shape[-1]
     _grow[(len(batch.slots),)](
         batch.slots,
@@ -217,18 +217,18 @@ def grow(
         trees.parents,
         trees.depths,
         trees.masks,
-        trees.likeliest,
-        *handed_over,
+        trees.argmax_nodes,
+        *draft_output,
         HAS_BLOCK=has_block,
-        HEAD=HEAD,
+        NUM_RECORD_FIELDS=NUM_RECORD_FIELDS,
         K=width,
         PADDED_K=next_power_of_2(width),
         C=num_candidates,
         PADDED_C=next_power_of_2(num_candidates),
         N=num_nodes,
         PADDED_N=next_power_of_2(num_nodes),
-        W=places,
-        PADDED_W=next_power_of_2(places),
+        W=max_drafts,
+        PADDED_W=next_power_of_2(max_drafts),
         PRIOR=PRIOR_TOKENS,
         BLOCK=BLOCK,
         num_warps=1,

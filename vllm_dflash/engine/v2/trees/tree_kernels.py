@@ -57,8 +57,8 @@ class Parts(NamedTuple):
     """Outputs, contiguous, [P, T, H, D]; ignored if no key was visible."""
     log_sums: torch.Tensor
     """Logarithms of the sums of weights; -inf if no key was visible, [P, T, H]."""
-    places: int = 0
-    """Rows for each request, so that T is R * places; 0: rows are those of the batch."""
+    rows_per_request: int = 0
+    """Rows for each request, so that T is R * rows_per_request; 0: rows are those of the batch."""
 
 
 @triton.jit
@@ -124,9 +124,9 @@ def rows_of(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def part_rows(request, row, at, places):  # type: ignore[no-untyped-def]
+def part_rows(request, row, at, rows_per_request):  # type: ignore[no-untyped-def]
     """Rows in `Parts` of a request's rows, which are rows `at` of the batch."""
-    return tl.where(places == 0, at, request.to(tl.int64) * places + row)
+    return tl.where(rows_per_request == 0, at, request.to(tl.int64) * rows_per_request + row)
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def weigh(  # type: ignore[no-untyped-def]
     return higher, total, found
 
 
-VARYING = ["num_requests", "most_rows", "places", "segments", "num_parts", "stride_table"]
+VARYING = ["num_requests", "most_rows", "rows_per_request", "segments", "num_parts", "stride_table"]
 VARYING += ["part_size", "stride_sums_row", "stride_sums_head"]
 """Arguments that differ from batch to batch; kernels must not be recompiled for their values."""
 
@@ -230,7 +230,7 @@ class Launch:
     """Their last arguments, from the block table on."""
     num_rows: int
     """Maximum rows of all requests together."""
-    places: int
+    rows_per_request: int
     """As in `Parts`."""
     num_tiles: int
     """Minimum number of tiles of so many rows, over all K/V heads."""
@@ -238,7 +238,7 @@ class Launch:
     constants: dict[str, int | bool]
 
     @classmethod
-    def of(
+    def from_batch(
         cls,
         query: torch.Tensor,
         kv_cache: torch.Tensor,

@@ -147,7 +147,7 @@ def cached_layers(
     ]
 
 
-def why_not_moved(layers: Sequence[CachedLayer]) -> str | None:
+def move_unsupported_reason(layers: Sequence[CachedLayer]) -> str | None:
     """Reason why K/V of these layers cannot be moved; None if they can.
 
     The mover uses the runner's block tables. A backend that splits their blocks into smaller ones

@@ -34,7 +34,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     log_sums,  # [P, T, H]
     output,  # [T, H, D]
     sinks,  # [H] or None
-    places,
+    rows_per_request,
     num_parts,
     part_size,
     stride_sums_row,
@@ -107,7 +107,7 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             best = tl.full([ROWS], float("-inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
-        part_row = part_rows(request, row, at, places)
+        part_row = part_rows(request, row, at, rows_per_request)
         in_sums = log_sums + part_row * stride_sums_row + head * stride_sums_head
         in_parts = part_row * (KV_HEADS * GROUP) + head
         for part in tl.range(num_parts, num_stages=3):
@@ -178,7 +178,7 @@ def attend_to_nodes(
     `context`: their results so far. For the other arguments see `attend_to_context`.
     """
     assert context.found.is_contiguous()
-    launch = Launch.of(query, kv_cache, batch, trees, scores, all_requests=all_requests)
+    launch = Launch.from_batch(query, kv_cache, batch, trees, scores, all_requests=all_requests)
     _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](
         query,
         kv_cache,
@@ -186,7 +186,7 @@ def attend_to_nodes(
         context.log_sums,
         output,
         scores.sinks,
-        context.places,
+        context.rows_per_request,
         len(context.found),
         *context.log_sums.stride(),
         *output.stride()[:2],

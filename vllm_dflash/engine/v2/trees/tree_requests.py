@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
-import numpy as np
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.request import Request
-
-from vllm_dflash.config.engine_options import tree_sizes
-from vllm_dflash.engine.block_layout import draft_limits
-from vllm_dflash.planning import Ints
 
 NEED_CHAINS = (
     "presence_penalty",
@@ -44,7 +37,7 @@ def may_branch(params: SamplingParams | None) -> bool:
     )
 
 
-def why_chains(config: VllmConfig) -> str | None:
+def trees_unsupported_reason(config: VllmConfig) -> str | None:
     """Reason why no drafts of an engine can be trees, whatever its layers; None if they can.
 
     Reasons that follow from its settings alone are found before it starts: `config/pair.py`.
@@ -97,50 +90,3 @@ def why_chains(config: VllmConfig) -> str | None:
         if is_so:
             return why
     return None
-
-
-class PlacesOfTrees:
-    """Counts the places that the scheduler keeps for nodes, if a request's drafts may be a tree."""
-
-    def __init__(self, num_nodes: int) -> None:
-        """Allow trees of up to `num_nodes`; 0: all drafts are chains."""
-        self.num_nodes = num_nodes
-        *self._cuts, _ = tree_sizes(num_nodes)
-        self._may_branch: dict[str, bool] = {}
-
-    def places(
-        self,
-        chains: Ints,
-        names: Sequence[str],
-        requests: Mapping[str, Request],
-        context_lens: Ints,
-        ends: Ints,
-        most_rows: int,
-    ) -> Ints:
-        """Places for each request's drafts, with trees of each of S sizes, [S, R].
-
-        Args:
-            chains: places with chains; a request with 0 gets 0, [R].
-            names: ids of the R requests.
-            requests: unfinished requests by id.
-            context_lens: tokens of context of each request, [R].
-            ends: maximum length of each request, in tokens, [R].
-            most_rows: maximum rows of a step; vLLM leaves out requests that do not fit.
-        """
-        may = np.array([self._can_branch(name, requests) for name in names])
-        room = min(self.num_nodes, most_rows // len(names) - 1)
-        limits = draft_limits(context_lens, ends, room, may)
-        whole = np.where((chains > 0) & may, np.maximum(limits, chains), chains)
-        return np.array(
-            [*(np.where(may, np.minimum(whole, cut), whole) for cut in self._cuts), whole]
-        )
-
-    def _can_branch(self, name: str, requests: Mapping[str, Request]) -> bool:
-        found = self._may_branch.get(name)
-        if found is None:
-            if len(self._may_branch) > 2 * len(requests):
-                self._may_branch = {n: may for n, may in self._may_branch.items() if n in requests}
-            request = requests.get(name)
-            found = request is not None and may_branch(request.sampling_params)
-            self._may_branch[name] = found
-        return found

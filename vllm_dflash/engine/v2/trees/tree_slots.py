@@ -35,7 +35,7 @@ class TreeSlots:
         """Depth of each node; a child of the bonus token has 1, [S, N]."""
         self.masks = zeros(num_slots, num_nodes, dtype=torch.int64)
         """Nodes that each node sees, itself and its ancestors: bit j is node j, [S, N]."""
-        self.likeliest = zeros(num_slots, dtype=torch.int64)
+        self.argmax_nodes = zeros(num_slots, dtype=torch.int64)
         """Bits of the nodes that, like all their ancestors, are their position's likeliest, [S]."""
 
         # By request of the current batch.

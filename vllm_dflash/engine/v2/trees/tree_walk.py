@@ -32,7 +32,7 @@ def _walk(  # type: ignore[no-untyped-def]
     sizes,  # [S]
     tokens,  # [S, N]
     parents,  # [S, N]
-    likeliest,  # [S]
+    argmax_nodes,  # [S]
     sampled,  # [R, 1 + W]
     num_sampled,  # [R]
     num_rejected,  # [R]
@@ -56,7 +56,7 @@ def _walk(  # type: ignore[no-untyped-def]
     is_node = each < size
     token = tl.load(tokens + slot * N + each, mask=is_node, other=-1)
     parent = tl.load(parents + slot * N + each, mask=is_node, other=-2)
-    firsts = tl.load(likeliest + slot)
+    firsts = tl.load(argmax_nodes + slot)
     num_firsts = tl.sum(((firsts >> each.to(tl.int64)) & 1).to(tl.int32) * is_node.to(tl.int32))
 
     accepted = tl.full([], 0, tl.int32)
@@ -113,7 +113,7 @@ def walk(
         trees.sizes,
         trees.tokens,
         trees.parents,
-        trees.likeliest,
+        trees.argmax_nodes,
         verified.sampled,
         verified.num_sampled,
         verified.num_rejected,
