@@ -586,7 +586,7 @@ def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         planning_seconds=1e-3, step_seconds=1e-2
     )  # plan one step of ten
     asked, observed = plans(monkeypatch, *[5] * 9), []
-    observe = scheduler.planner.observe
+    observe = scheduler.planner.record_step
     monkeypatch.setattr(
         scheduler.planner, "record_step", lambda *what: observed.append(what) or observe(*what)
     )
@@ -614,7 +614,7 @@ def test_the_step_that_was_planned_is_learned_from(
     plans(monkeypatch, 3, 3)
     due = [False, True, False, False, True, False]
     monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))
-    scheduler._cache.keep({"a": 3}, runs_block=True)
+    scheduler._cache.keep_plan({"a": 3}, runs_block=True)
     waiting = []
     for number in range(6):
         scheduled, output = step({"a": 3, "b": 3}, {"a": 1 + number % 3, "b": 1})
@@ -633,7 +633,7 @@ def test_what_a_repeated_step_took_is_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("vllm_dflash.engine.step_clock.time", clock)
     scheduler = bare(monkeypatch, plans_every_step=False)
     monkeypatch.setattr(Cadence, "is_due", lambda *_: False)
-    scheduler._cache.keep({"a": 3}, runs_block=True)
+    scheduler._cache.keep_plan({"a": 3}, runs_block=True)
     for _ in range(3):
         scheduled, output = step({"a": 3}, {"a": 1}, reports=False)
         scheduler._update_after_schedule(scheduled)

@@ -104,7 +104,7 @@ class Every(Cadence):
     def watch(self) -> None:
         self.experiments += 1
 
-    def record_step(self, planning_seconds: float, step_seconds: float) -> None:
+    def record_times(self, planning_seconds: float, step_seconds: float) -> None:
         self.seen.append((planning_seconds, step_seconds))
 
 
