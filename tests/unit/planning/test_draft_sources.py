@@ -29,7 +29,7 @@ def predicted(
 
 
 def drafted_step(drafted: list[bool], limits: list[int] | None = None, **plan: Any) -> StepRecord:
-    """Return a step that has drafted these; a row, which takes 1 ms, must bring that much / 1000."""
+    """Return a step that has drafted these; a row takes 1 ms."""
     count = len(drafted)
     step = StepRecord(names(count), np.ones(count, int), count)
     step.max_drafts = np.array(limits or [3] * count) * drafted
