@@ -39,7 +39,7 @@ class StepClock:
             hold: whether to wait for more steps like this one, and report them together.
 
         Returns:
-            The held steps, as one, if this step verified drafts, which they did not; else None.
+            The mean of the held steps, if this step ends them by verifying drafts; else None.
         """
         last, self._last = self._last, step
         is_same_batch, only_decodes = self._ids == step.ids, step.only_decodes

@@ -168,7 +168,7 @@ class StepCosts:
         return drafting + storing
 
     def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
-        """Learn from a measured step that only decoded, or the mean of several that were alike.
+        """Learn from a measured step that only decoded, or the mean of several equal ones.
         Returns what was expected of it.
 
         `includes_block`: its `target_seconds` include the block of `draft_rows`, of all requests.
