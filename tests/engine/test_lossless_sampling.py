@@ -35,7 +35,7 @@ class PlannerByTheBook(Planner):
         costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), REQUESTS)
         super().__init__(7, REQUESTS, costs, most_free=MOST_FREE_DRAFTS)
 
-    def observe(self, step: StepRecord) -> None:
+    def record_step(self, step: StepRecord) -> None:
         """Learn nothing."""
 
 

@@ -22,8 +22,8 @@ PACKAGE = Path(vllm_dflash.__file__).parent
 TYPES = {
     name: kind
     for kind, names in {
-        "*i64": "slots newest drafts tokens found_tokens best masks layers chain candidates"
-        " likeliest positions drawn sampled seeds counts counts_before batch_slots row_slots d2t",
+        "*i64": "slots newest drafts tokens found_tokens best masks layers chain candidates d2t"
+        " argmax_nodes positions drawn sampled seeds counts counts_before batch_slots row_slots",
         "*i32": "block_table query_start_loc seq_lens depths num_sampled num_rejected texts"
         " text_lens matches found_matches window found_table found_lens logit_ends row_ends sizes"
         " paths path_lens rows may_branch parents chains cu_num_logits prefill_lens ends"
@@ -54,13 +54,7 @@ LIKELIEST: dict[str, Any] = {
     "USE_FP64": False,
 }
 NOT_DRAWN = {"IS_DRAWN": False}
-CHOICE = {
-    **KINDS,
-    **WIDTHS,
-    "NUM_RECORD_FIELDS": 6,
-    "MOST_TRUST": 511,
-    "PRIOR": 8.0,
-}
+CHOICE = {**KINDS, **WIDTHS, "NUM_RECORD_FIELDS": 6, "MOST_TRUST": 511, "PRIOR": 8.0}
 TILE = "ROWS", "KEYS", "num_stages"
 TREE = {
     "KV_HEADS": 8,

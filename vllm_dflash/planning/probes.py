@@ -1,4 +1,4 @@
-"""Steps that go against the plan, to learn whether it is right.
+"""Exploration: when to try what the plan rejects, and with which requests.
 
 What is not done is not measured: a planner that does not draft cannot see that drafting pays again,
 and one that drafts in every step cannot see what plain decoding takes.

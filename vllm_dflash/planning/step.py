@@ -103,14 +103,13 @@ class Outcomes(NamedTuple):
     num_correct: Ints
     """Those that were right, up to the first wrong one, [R]."""
     verified_in_chain: Ints
-    """Drafts that were verified; in a tree, only those on its chain of likeliest drafts, [R]."""
+    """Drafts that were verified; in a tree, only those on its argmax chain, [R]."""
     accepted: Ints
     """Accepted drafts among those, [R]."""
     confidence: Floats
     """The drafter's confidence in its last block; 0: no block, or not a finite draft, [R, K]."""
     tokens_if_truncated: Ints
-    """Tokens that trees would have yielded if cut to each of the C sizes there are, or to what they
-    were cut to; 0: not a tree, [R, C]."""
+    """Tokens that a tree would have yielded at each of C smaller sizes, [R, C]; 0 for chains."""
 
     @staticmethod
     def from_table(table: Floats, num_cuts: int = 0) -> Outcomes:

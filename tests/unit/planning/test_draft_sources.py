@@ -29,21 +29,19 @@ def predicted(
 
 
 def drafted_step(drafted: list[bool], limits: list[int] | None = None, **plan: Any) -> StepRecord:
-    """Return a step that has drafted these; a row, which takes 1 ms, must bring `price` / 1000."""
+    """Return a step that has drafted these; a row takes 1 ms."""
     count = len(drafted)
     step = StepRecord(names(count), np.ones(count, int), count)
     step.max_drafts = np.array(limits or [3] * count) * drafted
-    step.plan = Plan(np.array(drafted), 3 * any(drafted), **{"price": 100.0, **plan})
+    step.plan = Plan(np.array(drafted), 3 * any(drafted), **{"utility_per_second": 100.0, **plan})
     return step
 
 
-def chosen(
-    block: list[float], match: int, *, price: float = 100.0, **plan: Any
-) -> tuple[int, bool]:
+def chosen(block: list[float], match: int, **plan: Any) -> tuple[int, bool]:
     """Drafts of one request that are verified, and whether they are its text's, of which it has 3
     or none."""
     ours = ToldPlanner(0.9, 0.8, 0.7, most_free=3)
-    step = drafted_step([bool(block)], utility_per_second=price, **plan)
+    step = drafted_step([bool(block)], **plan)
     step.predicted = predicted([3 * bool(match)], match)
     lengths, is_text = ours.choose(step, np.array([block]) if block else np.zeros((0, 0)))
     return int(lengths[0]), bool(is_text[0])

@@ -22,46 +22,36 @@ from vllm_dflash.planning.probes import (
 USELESS = (0.01, 0.0, 0.0, 0.0)
 
 
-def test_probes_spend_the_saved_share_of_the_time() -> None:
-    """1.5% at first: a probe of 3 ms after 200 ms, and not a step earlier."""
-    probes = Probes()
-    due = [probes.are_due(0.05, 0.00299) for _ in range(4)]
-    assert due == [False, False, False, True]
-    assert probes.saved == 0.0
-
-
-def test_the_share_halves_with_every_probe_and_ends_at_two_thousandths() -> None:
-    probes = Probes()
-    shares = []
-    for _ in range(5):
-        shares.append(probes.share)
+def test_a_probe_waits_until_its_share_of_the_time_is_saved() -> None:
+    """And not a step longer. The share halves with every probe, down to that of the long run."""
+    probes, passed = Probes(), 0.001 / FIRST_SHARE
+    assert [probes.are_due(passed, 0.00399) for _ in range(4)] == [False, False, False, True]
+    assert (probes.saved, probes.share) == (0.0, FIRST_SHARE / 2)
+    for _ in range(9):
         assert probes.are_due(1000.0, 0.001)
-    assert shares == pytest.approx([0.015, 0.0075, 0.00375, 0.002, 0.002])
-    assert FIRST_SHARE / 8 < LEAST_SHARE == 0.002
+    assert probes.share == LEAST_SHARE
     probes.restart()
     assert probes.share == FIRST_SHARE
 
 
-def test_what_was_never_measured_is_saved_for_at_the_first_share() -> None:
-    probes = Probes(share=LEAST_SHARE)
-    assert not probes.are_due(1.0, 1.0)
-    assert probes.saved == pytest.approx(0.002)
-    assert not probes.are_due(1.0, 1.0, is_new=True)
-    assert probes.saved == pytest.approx(0.017)
-    assert probes.share == LEAST_SHARE
-
-
-def test_a_probe_that_can_win_little_is_saved_for_slowly() -> None:
-    """A tenth of the step's rate at most: a tenth of the share, but never below the long run's."""
-    saved = {}
-    for promise in (3.0, 1.0, 0.2, 0.1, 0.0):
-        probes = Probes()
-        assert not probes.are_due(1.0, 1.0, promise=promise)
-        saved[promise] = probes.saved
-    assert saved == pytest.approx({3.0: 0.015, 1.0: 0.015, 0.2: 0.003, 0.1: 0.002, 0.0: 0.002})
-    probes = Probes(share=LEAST_SHARE)
-    assert not probes.are_due(1.0, 1.0, is_new=True, promise=0.2)
-    assert probes.saved == pytest.approx(0.003)
+@pytest.mark.parametrize(
+    ("share", "asked", "saved"),
+    [
+        (FIRST_SHARE, {}, FIRST_SHARE),
+        (FIRST_SHARE, {"promise": 3.0}, FIRST_SHARE),
+        (FIRST_SHARE, {"promise": 0.2}, 0.2 * FIRST_SHARE),
+        (FIRST_SHARE, {"promise": 0.0}, LEAST_SHARE),
+        (LEAST_SHARE, {}, LEAST_SHARE),
+        (LEAST_SHARE, {"is_new": True}, FIRST_SHARE),
+        (LEAST_SHARE, {"is_new": True, "promise": 0.2}, 0.2 * FIRST_SHARE),
+    ],
+)
+def test_what_a_second_saves_for_a_probe(share: float, asked: dict[str, Any], saved: float) -> None:
+    """More for what was never measured, less for what can win little, never less than in the long
+    run."""
+    probes = Probes(share=share)
+    assert not probes.are_due(1.0, 1.0, **asked)
+    assert (probes.saved, probes.share) == (pytest.approx(saved), share)
 
 
 @pytest.mark.parametrize("of", ["V1", "V2"])
