@@ -239,14 +239,25 @@ def test_fused_layers_replace_their_parts() -> None:
     assert fault.startswith(f"{fused} has shape [96, 32]")
 
 
-def test_other_names_are_read_and_ours_are_told() -> None:
-    spec = parse_config("it", drafter_config(**lilicorr_config()))
-    there = {f"model.{name}": tensor for name, tensor in floats(spec).items()}
-    numbered = "model.lilicorr.feature_mlp.0.weight"
-    there[numbered] = there.pop("model.lilicorr.feature_norm.weight")
+@pytest.mark.parametrize(
+    ("kind", "other", "ours"),
+    [
+        ("dflash", "midlayer.input_layernorm.weight", "layers.0.input_layernorm.weight [32]"),
+        ("dflash", "encoder.fc.weight", "fc.weight [32, 144]"),
+        ("dflash", "encoder.output_norm_enc.weight", "hidden_norm.weight [32]"),
+        ("dflash", "model.norm.weight", "norm.weight [32]"),
+        ("lilicorr", "lilicorr.feature_mlp.0.weight", "lilicorr.feature_norm.weight [5]"),
+    ],
+)
+def test_other_names_are_read_and_ours_are_told(kind: str, other: str, ours: str) -> None:
+    spec, there = SPEC, found()
+    if kind == "lilicorr":
+        spec = parse_config("it", drafter_config(**lilicorr_config()))
+        there = floats(spec)
+    there[other] = there.pop(ours.split()[0])
     assert tensor_faults(spec, there) == []
-    del there[numbered]
-    assert tensor_faults(spec, there) == ["missing lilicorr.feature_norm.weight [5]"]
+    del there[other]
+    assert tensor_faults(spec, there) == [f"missing {ours}"]
 
 
 LENGTH_HEAD = {
