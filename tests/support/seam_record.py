@@ -18,13 +18,14 @@ there, by part."""
 PACKAGE = ROOT / "vllm_dflash"
 ROOMS = {
     "config": "front_end",
+    "config/serve_arguments.py": "rest",  # only commands import it
     "engine": "worker",
     "model": "worker",
     "cluster": "ray",
     "engine/v1": "v1",
     "engine/v2": "v2",
 }
-"""Part whose imports are those of a folder. Imports of all others are in `rest`."""
+"""Part whose imports are those of a folder or file. Imports of all others are in `rest`."""
 ONLY_ON_CUDA = frozenset({"vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func"})
 """Imported where it is used; a vLLM for CPUs cannot import it. So it is watched instead."""
 
@@ -56,8 +57,9 @@ def imported() -> dict[str, set[frozenset[str]]]:
     enough."""
     files: dict[str, list[Path]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
-        folders = [one.as_posix() for one in file.relative_to(PACKAGE).parents]
-        part = next((ROOMS[one] for one in folders if one in ROOMS), "rest")
+        path = file.relative_to(PACKAGE)
+        rooms = [one.as_posix() for one in (path, *path.parents)]
+        part = next((ROOMS[one] for one in rooms if one in ROOMS), "rest")
         files.setdefault(part, []).append(file)
     return {part: imported_by(files[part]) - {ONLY_ON_CUDA} for part in sorted(files)}
 
