@@ -344,23 +344,5 @@ vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self time
 """)
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-DATASETS = _listed("""\
-vllm.benchmarks.datasets.datasets:
-    BenchmarkDataset.__init__(self dataset_path random_seed disable_shuffle kwargs)
-    HuggingFaceDataset.__init__(self dataset_path dataset_split no_stream dataset_subset hf_name
-        trust_remote_code kwargs)
-    HuggingFaceDataset.load_data(self)
-    SpecBench.sample(self tokenizer num_requests request_id_prefix no_oversample lora_path max_loras
-        output_len enable_multimodal_chat skip_chat_template chat_template_kwargs kwargs)
-    SpeedBench.load_data(self)
-    CustomDataset
-    GSM8KDataset
-    HumanEvalDataset
-    MTBenchDataset
-    BlazeditDataset
-    AIMODataset
-""")
-"""Read by `vllm-dflash bench --dataset-name`."""
-
-SEAMS = (*(FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU), DATASETS)
+SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU)
 """Every seam: all that this package needs of a vLLM release."""

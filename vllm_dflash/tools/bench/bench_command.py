@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from vllm_dflash.tools.bench.bench_arguments import OF_STEPS, add_arguments, set_defaults
+from vllm_dflash.tools.bench.bench_arguments import add_arguments, set_defaults
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.progress import progress_on
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from vllm_dflash.tools.bench.comparison import Comparison
 
 ABOUT = """Measure plain decoding, vLLM's own DFlash at several fixed K, and ours.
-All engines stay up for the whole run; each round measures everything once on each engine."""
+All servers stay up for the whole run; each round measures everything once on each of them
+with the client of `vllm bench serve`."""
 EPILOG = """examples:
   vllm-dflash bench --quick
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
@@ -40,16 +41,15 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
-    from vllm_dflash.tools.bench.bench_setup import BenchSetup
-    from vllm_dflash.tools.bench.break_even import BreakEvenSetup
+    from vllm_dflash.tools.bench.bench_setup import compare_sides
+    from vllm_dflash.tools.bench.break_even import compare_steps
 
+    set_defaults(parsed)
     if parsed.break_even is not None:
-        set_defaults(parsed, **OF_STEPS)
-        return run_and_report(BreakEvenSetup(parsed, progress_on()).comparison())
+        return run_and_report(compare_steps(parsed, progress_on()))
     if parsed.context:
         raise ValueError("--context needs --break-even.")
-    set_defaults(parsed)
-    return run_and_report(BenchSetup(parsed, progress_on()).comparison())
+    return run_and_report(compare_sides(parsed, progress_on()))
 
 
 def run_and_report(comparison: Comparison) -> int:

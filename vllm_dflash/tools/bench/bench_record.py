@@ -7,17 +7,23 @@ import os
 import platform
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vllm_dflash.tools.bench.bench_plan import Workload
-from vllm_dflash.tools.bench.bench_report import Results
+from vllm_dflash.tools.bench.bench_client import Cell
+from vllm_dflash.tools.bench.bench_result import (
+    Results,
+    comparison_table,
+    throughput_table,
+    waits_table,
+)
 from vllm_dflash.tools.bench.sides import Side
 from vllm_dflash.tools.tables import Table
 
-SCHEMA = "vllm-dflash.bench/2"
+SCHEMA = "vllm-dflash.bench/3"
 
 
 class NotWrittenError(OSError):
@@ -31,14 +37,14 @@ class Record:
     can_plot: ClassVar[bool] = True
     """Whether there is a plot of such results."""
     about: dict[str, Any]
-    """Command line, pair, workload, versions, machine, calibration."""
+    """Command line, pair, flags of the servers, cells, versions, machine."""
     sides: list[Side]
     rounds: int
     """Rounds asked for; fewer may have been measured."""
     rounds_complete: int = 0
     measurements: list[dict[str, Any]] = field(default_factory=list)
-    """Measurements of complete rounds: round, load, setting, side, result, and stats (our worker's
-    counters since its engine started)."""
+    """Measurements of complete rounds: round, load, setting (requests in flight), side, and vLLM's
+    result."""
 
     def finish_round(self, measurements: list[dict[str, Any]]) -> None:
         """Add the measurements of a complete round."""
@@ -51,10 +57,15 @@ class Record:
         return Results(self.sides, self.measurements)
 
     @property
+    def interim_tables(self) -> list[Table]:
+        """Tables to print between rounds."""
+        return [comparison_table(self.results, load) for load in self.results.loads]
+
+    @property
     def tables(self) -> list[Table]:
         """Tables of `result.md`."""
-        results = self.results
-        return [table for load in results.loads for table in results.tables(load)]
+        makers = throughput_table, comparison_table, waits_table
+        return [make(self.results, load) for load in self.results.loads for make in makers]
 
     @property
     def plots(self) -> bool:
@@ -100,16 +111,16 @@ class Record:
 
 
 def describe(
-    command: list[str], pair: str, engine: dict[str, Any], workload: Workload
+    command: list[str], pair: str, flags: Sequence[str], cells: Sequence[Cell]
 ) -> dict[str, Any]:
-    """Return what a reader needs to know about the results."""
+    """Return what a reader needs to know about the results. `flags`: those of the servers."""
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     return {
         "command": shlex.join(command),
         "pair": pair,
-        "engine": engine,
-        "workload": asdict(workload),
-        "versions": {},  # filled in by the engines
+        "flags": shlex.join(flags),
+        "cells": [asdict(cell) for cell in cells],
+        "versions": {},  # filled in by the servers
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "preloaded": [Path(library).name for library in preloaded],

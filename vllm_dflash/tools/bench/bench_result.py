@@ -1,0 +1,114 @@
+"""Makes tables of vLLM's results: medians, and ratios of paired rounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_dflash.tools.bench.sides import OURS, Side
+from vllm_dflash.tools.tables import Table
+
+CONCURRENCY = "concurrency"
+THROUGHPUT = "output_throughput"
+SEEN = {
+    "TTFT": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT": "median_tpot_ms",
+    "TPOT p99": "p99_tpot_ms",
+    "tokens a verify step": "spec_decode_acceptance_length",
+}
+"""Columns of what clients saw, and their names in vLLM's results."""
+Rounds = npt.NDArray[np.float64]
+"""One value per round. Rounds of two sides are paired: divide them before taking the median."""
+
+
+class Results:
+    """Results by load, concurrency and side."""
+
+    def __init__(self, sides: list[Side], measurements: Iterable[dict[str, Any]]) -> None:
+        self.sides = sides
+        self._results: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
+        for one in measurements:
+            self._results[one["load"], one["setting"], one["side"]].append(one["result"])
+
+    @property
+    def loads(self) -> list[str]:
+        """Measured loads, in order."""
+        return list(dict.fromkeys(load for load, _, _ in self._results))
+
+    def of_kind(self, *kinds: str) -> list[Side]:
+        """Return the sides of these kinds, in order."""
+        return [side for side in self.sides if side.kind in kinds]
+
+    def settings(self, load: str) -> list[int]:
+        """Return the numbers of requests in flight, in order."""
+        return list(dict.fromkeys(setting for one, setting, _ in self._results if one == load))
+
+    def rounds(self, load: str, setting: int, side: str, value: str = THROUGHPUT) -> Rounds:
+        """Return one number per round, [rounds]; NaN where vLLM's result does not have it."""
+        return np.array([one.get(value, np.nan) for one in self._results[load, setting, side]])
+
+
+def spread(rounds: Rounds) -> str:
+    """Format the median and range of rounds."""
+    return f"{np.median(rounds):.2f} ({rounds.min():.2f} - {rounds.max():.2f})"
+
+
+def throughput_table(results: Results, load: str) -> Table:
+    """Make the table of every side's tokens per second."""
+    names = [side.name for side in results.sides]
+    rows = []
+    for setting in results.settings(load):
+        rates = [np.median(results.rounds(load, setting, name)) for name in names]
+        rows.append([str(setting), *(f"{rate:.1f}" for rate in rates)])
+    return Table(f"{load}: tokens/s, median of rounds", [CONCURRENCY, *names], rows)
+
+
+def waits_table(results: Results, load: str) -> Table:
+    """Make the table of what clients saw of every side."""
+    rows = []
+    for setting in results.settings(load):
+        for side in results.sides:
+            seen = [results.rounds(load, setting, side.name, name) for name in SEEN.values()]
+            *waits, length = (float(np.median(one)) for one in seen)
+            cells = [f"{one:.1f}" for one in waits] + [f"{length:.2f}"]
+            rows.append([str(setting), side.name, *(cell.replace("nan", "-") for cell in cells)])
+    title = f"{load}: ms to the first token (TTFT) and per token after it (TPOT), median of rounds"
+    return Table(title, [CONCURRENCY, "side", *SEEN], rows, words=(1,))
+
+
+def comparison_table(results: Results, load: str) -> Table:
+    """Make the table of ours relative to the other sides; its last row is the geometric mean."""
+    opponents = _opponents(results)
+    ratios: dict[str, list[Rounds]] = {title: [] for title in opponents}
+    rows = []
+    for setting in results.settings(load):
+        rates = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
+        row = [str(setting)]
+        for title, sides in opponents.items():
+            fastest = max(sides, key=lambda side: np.median(rates[side.name]))
+            ratio = rates[OURS] / rates[fastest.name]
+            ratios[title].append(ratio)
+            row.append(f"{spread(ratio)}{f', {fastest.draft_length}' * (len(sides) > 1)}")
+        rows.append(row)
+    means = [spread(np.exp(np.mean(np.log(ratio), axis=0))) for ratio in ratios.values()]
+    rows.append(["geometric mean", *means])
+    title = f"{load}: tokens/s of ours / others', median of paired rounds (min - max)"
+    return Table(title, [CONCURRENCY, *opponents], rows)
+
+
+def _opponents(results: Results) -> dict[str, list[Side]]:
+    """Return the sides per column title; ours is compared with the fastest of them."""
+    plain, natives = results.of_kind("plain"), results.of_kind("native")
+    opponents = {"/ plain": plain}
+    if len(natives) > 1:
+        opponents["/ best native"] = natives
+    if natives:
+        opponents["/ best of both"] = [*plain, *natives]
+    for side in [*natives[-1:], *results.of_kind("native schedule", "beside")]:
+        opponents[f"/ {side.name}"] = [side]
+    return opponents
