@@ -91,17 +91,16 @@ def add_sides(parser: argparse.ArgumentParser) -> None:
     )
     add_number(sides, "--max-model-len", 1024, "maximum tokens per request in every server")
     add_number(sides, "--max-num-seqs", 64, "maximum requests at a time in every server")
-    add_number(sides, "--tensor-parallel-size", 1, "tensor-parallel ranks of every server")
     about = "dtype of every server (default: the model's, or float32 on CPUs without bfloat16)"
     sides.add_argument("--dtype", help=about)
-    about = "do not compile: servers start sooner, but are slower than in production"
-    sides.add_argument("--enforce-eager", action="store_true", help=about)
     about = "share of a GPU's memory, divided equally among all servers (default: 0.9)"
     sides.add_argument(
         "--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about
     )
-    about = "KV cache size of every server; if set, servers on a GPU start at the same time"
-    sides.add_argument("--kv-cache-memory-bytes", type=positive, metavar="BYTES", help=about)
+    about = "flags of `vllm serve` for every server, after --, such as --enforce-eager (servers"
+    about += " start sooner, but are slower than in production), --tensor-parallel-size or"
+    about += " --kv-cache-memory-bytes (with it, servers on a GPU start at the same time)"
+    sides.add_argument("flags", nargs="*", metavar="-- FLAGS", help=about)
 
 
 def add_measurements(parser: argparse.ArgumentParser) -> None:

@@ -39,8 +39,8 @@ def read_early(cell: Cell) -> None:
     Raises:
         ValueError: it cannot.
     """
-    if find_spec("pandas") is None:
-        raise ValueError('vLLM reads prompts with pandas: pip install "vllm-dflash[bench]"')
+    if missing := [name for name in ("pandas", "matplotlib") if find_spec(name) is None]:
+        raise ValueError(f'{", ".join(missing)} missing: pip install "vllm-dflash[bench]"')
     from vllm.benchmarks.datasets import get_samples
     from vllm.tokenizers import get_tokenizer
 
@@ -62,16 +62,21 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
         EngineDied: the server died.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    flags = ["--backend", "openai", "--base-url", server.url, "--seed", str(seed)]
-    flags += [*cell.flags, "--max-concurrency", str(cell.concurrency)]
-    flags += ["--save-result", "--save-detailed", "--disable-tqdm"]
+    flags = [*cell.flags, "--max-concurrency", str(cell.concurrency)]
+    flags += [] if "--seed" in flags else ["--seed", str(seed)]
+    flags += ["--backend", "openai", "--base-url", server.url, "--disable-tqdm"]
+    flags += ["--save-result", "--save-detailed"]
     flags += ["--result-dir", str(file.parent), "--result-filename", file.name]
     with (file.parent / "client.log").open("a") as log, _printing_to(log):
         from vllm.benchmarks.serve import main_async
 
-        result: dict[str, Any] = asyncio.run(main_async(_parse(flags)))
+        try:
+            result: dict[str, Any] = asyncio.run(main_async(_parse(flags)))
+        except Exception:
+            server.ask("/v1/models")  # raises if it is dead
+            raise
     if result["failed"]:
-        server.ask("/v1/models")  # raises if it is dead
+        server.ask("/v1/models")
         reason = next(filter(None, result["errors"]), "no reason given")
         raise ValueError(f"{result['failed']} requests of {cell} failed, the first: {reason}")
     return result

@@ -54,21 +54,12 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 def run_and_report(comparison: Comparison) -> int:
     """Run a comparison and print its tables, also if it is interrupted. Returns the exit code."""
-    from vllm_dflash.tools.bench.bench_record import NotWrittenError
-
-    out = comparison.out
     record = comparison.record
-    files = f"Written: result.json, result.md and result.png in {out}"
-    if not record.plots:
-        hint = " (pip install matplotlib for a plot)" * record.can_plot
-        files = f"Written: result.json and result.md in {out}{hint}"
     try:
         comparison.run()
-    except NotWrittenError:
-        files = f"NOT all written to {out}: these tables are all there is."
-        raise
     finally:
         if record.rounds_complete:
-            rounds = f"{record.rounds_complete} of {record.rounds} rounds are complete."
-            print_report(record.tables, [rounds, files])
+            note = f"{record.rounds_complete} of {record.rounds} rounds are complete."
+            print_report(record.tables, [note])
+    print(f"Written: result.json, result.md{', result.png' * record.plots} in {comparison.out}")
     return 0

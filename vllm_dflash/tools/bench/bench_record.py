@@ -7,40 +7,33 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from vllm_dflash.tools.bench.bench_client import Cell
-from vllm_dflash.tools.bench.bench_result import (
-    Results,
-    comparison_table,
-    throughput_table,
-    waits_table,
-)
+from vllm_dflash.tools.bench.bench_result import Results, throughput_table, waits_table
 from vllm_dflash.tools.bench.sides import Side
 from vllm_dflash.tools.tables import Table
 
 SCHEMA = "vllm-dflash.bench/3"
-
-
-class NotWrittenError(OSError):
-    """Results are not in their files; the message says why."""
+MakeTable = Callable[[Results, str], Table]
 
 
 @dataclass
 class Record:
-    """Everything that goes into `result.json`."""
+    """Everything that goes into `result.json`, and how it is shown."""
 
-    can_plot: ClassVar[bool] = True
-    """Whether there is a plot of such results."""
     about: dict[str, Any]
     """Command line, pair, flags of the servers, cells, versions, machine."""
     sides: list[Side]
     rounds: int
     """Rounds asked for; fewer may have been measured."""
+    table_makers: Sequence[MakeTable] = (throughput_table, waits_table)
+    """Tables of a load; the first one is also shown between rounds."""
+    plots: bool = True
+    """Whether there is a plot of such results."""
     rounds_complete: int = 0
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """Measurements of complete rounds: round, load, setting (requests in flight), side, and vLLM's
@@ -57,36 +50,25 @@ class Record:
         return Results(self.sides, self.measurements)
 
     @property
-    def interim_tables(self) -> list[Table]:
-        """Tables to print between rounds."""
-        return [comparison_table(self.results, load) for load in self.results.loads]
-
-    @property
     def tables(self) -> list[Table]:
         """Tables of `result.md`."""
-        makers = throughput_table, comparison_table, waits_table
-        return [make(self.results, load) for load in self.results.loads for make in makers]
-
-    @property
-    def plots(self) -> bool:
-        """Whether `result.png` is drawn, which needs matplotlib."""
-        return self.can_plot and find_spec("matplotlib") is not None
+        return [
+            make(self.results, load) for load in self.results.loads for make in self.table_makers
+        ]
 
     def write(self, out: Path) -> None:
-        """Write `result.json`, `result.md` and, with matplotlib, `result.png` into a folder.
-
-        Raises:
-            NotWrittenError: not all of them could be written.
-        """
-        try:
-            self._write(out)
-        except OSError as error:
-            raise NotWrittenError(f"could not write all results to {out}: {error}") from error
-
-    def _write(self, out: Path) -> None:
+        """Write `result.json`, `result.md` and, unless there is no plot, `result.png`."""
+        kept = {
+            "schema": SCHEMA,
+            "about": self.about,
+            "sides": [asdict(side) for side in self.sides],
+            "rounds": self.rounds,
+            "rounds_complete": self.rounds_complete,
+            "measurements": self.measurements,
+        }
         # If this is interrupted, the file of the previous round remains.
         unfinished = out / "result.unfinished"
-        unfinished.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
+        unfinished.write_text(json.dumps(kept, indent=1))
         unfinished.replace(out / "result.json")
         parts = [self._head(), *(table.markdown() for table in self.tables)]
         if self.plots:

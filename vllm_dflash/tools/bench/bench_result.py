@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_dflash.tools.bench.sides import OURS, Side
+from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.tables import Table
 
 CONCURRENCY = "concurrency"
@@ -59,13 +59,20 @@ def spread(rounds: Rounds) -> str:
 
 
 def throughput_table(results: Results, load: str) -> Table:
-    """Make the table of every side's tokens per second."""
+    """Make the table of every side's tokens per second, and of ours relative to plain decoding and
+    to the fastest of all but ours."""
     names = [side.name for side in results.sides]
+    others = [side.name for side in results.sides if not side.name.startswith(OURS)]
     rows = []
     for setting in results.settings(load):
-        rates = [np.median(results.rounds(load, setting, name)) for name in names]
-        rows.append([str(setting), *(f"{rate:.1f}" for rate in rates)])
-    return Table(f"{load}: tokens/s, median of rounds", [CONCURRENCY, *names], rows)
+        rates = {name: results.rounds(load, setting, name) for name in names}
+        medians = {name: float(np.median(rates[name])) for name in names}
+        fastest = max(others, key=medians.__getitem__)
+        ratios = [spread(rates[OURS] / rates[name]) for name in (PLAIN, fastest)]
+        row = [str(setting), *(f"{medians[name]:.1f}" for name in names), *ratios]
+        rows.append([*row[:-1], f"{row[-1]}, {fastest}"])
+    title = f"{load}: tokens/s, median of rounds; ratios of the same round, median (min - max)"
+    return Table(title, [CONCURRENCY, *names, "ours / plain", "ours / fastest other"], rows)
 
 
 def waits_table(results: Results, load: str) -> Table:
@@ -79,36 +86,3 @@ def waits_table(results: Results, load: str) -> Table:
             rows.append([str(setting), side.name, *(cell.replace("nan", "-") for cell in cells)])
     title = f"{load}: ms to the first token (TTFT) and per token after it (TPOT), median of rounds"
     return Table(title, [CONCURRENCY, "side", *SEEN], rows, words=(1,))
-
-
-def comparison_table(results: Results, load: str) -> Table:
-    """Make the table of ours relative to the other sides; its last row is the geometric mean."""
-    opponents = _opponents(results)
-    ratios: dict[str, list[Rounds]] = {title: [] for title in opponents}
-    rows = []
-    for setting in results.settings(load):
-        rates = {side.name: results.rounds(load, setting, side.name) for side in results.sides}
-        row = [str(setting)]
-        for title, sides in opponents.items():
-            fastest = max(sides, key=lambda side: np.median(rates[side.name]))
-            ratio = rates[OURS] / rates[fastest.name]
-            ratios[title].append(ratio)
-            row.append(f"{spread(ratio)}{f', {fastest.draft_length}' * (len(sides) > 1)}")
-        rows.append(row)
-    means = [spread(np.exp(np.mean(np.log(ratio), axis=0))) for ratio in ratios.values()]
-    rows.append(["geometric mean", *means])
-    title = f"{load}: tokens/s of ours / others', median of paired rounds (min - max)"
-    return Table(title, [CONCURRENCY, *opponents], rows)
-
-
-def _opponents(results: Results) -> dict[str, list[Side]]:
-    """Return the sides per column title; ours is compared with the fastest of them."""
-    plain, natives = results.of_kind("plain"), results.of_kind("native")
-    opponents = {"/ plain": plain}
-    if len(natives) > 1:
-        opponents["/ best native"] = natives
-    if natives:
-        opponents["/ best of both"] = [*plain, *natives]
-    for side in [*natives[-1:], *results.of_kind("native schedule", "beside")]:
-        opponents[f"/ {side.name}"] = [side]
-    return opponents

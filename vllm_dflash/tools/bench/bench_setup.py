@@ -17,7 +17,7 @@ from vllm_dflash.tools.bench.bench_client import Cell, read_early
 from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
 from vllm_dflash.tools.bench.bench_record import Record, describe
 from vllm_dflash.tools.bench.comparison import Comparison
-from vllm_dflash.tools.bench.sides import Side, SideServers, make_sides
+from vllm_dflash.tools.bench.sides import CACHE_SIZE, Side, SideServers, make_sides
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
@@ -108,14 +108,9 @@ def server_flags(parsed: argparse.Namespace, progress: Progress, target: str) ->
     """Return flags of every server, except for its share of the memory."""
     flags = ["--max-model-len", str(parsed.max_model_len)]
     flags += ["--max-num-seqs", str(parsed.max_num_seqs)]
-    for name, value in choose_dtype(parsed.dtype, progress, target).items():
+    for name, value in choose_dtype(parsed.dtype, progress, target, parsed.flags).items():
         flags += [f"--{name}", value]
-    flags += ["--enforce-eager"] * parsed.enforce_eager
-    if parsed.tensor_parallel_size > 1:
-        flags += ["--tensor-parallel-size", str(parsed.tensor_parallel_size)]
-    if parsed.kv_cache_memory_bytes is not None:
-        flags += ["--kv-cache-memory-bytes", str(parsed.kv_cache_memory_bytes)]
-    return flags
+    return flags + parsed.flags
 
 
 def build(
@@ -125,7 +120,6 @@ def build(
     cells: Sequence[Cell],
     model: tuple[str, str],
     flags: list[str],
-    record_class: type[Record] = Record,
     **servers: Any,
 ) -> Comparison:
     """Build the comparison of these sides.
@@ -133,15 +127,15 @@ def build(
     `model`: the target, and what runs, for reports. `servers`: more fields of `SideServers`.
     """
     target, name = model
-    at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
+    at_once = len(os.sched_getaffinity(0))
     if current_platform.is_cuda():
         share = parsed.gpu_memory_utilization / len(sides)
         flags = [*flags, "--gpu-memory-utilization", str(share)]
-        if parsed.kv_cache_memory_bytes is None:
+        if CACHE_SIZE not in flags:
             at_once = 1  # an engine measures free memory while it starts
     about = describe(["vllm-dflash", *sys.argv[1:]], name, flags, cells)
     return Comparison(
-        record_class(about, sides, parsed.rounds),
+        Record(about, sides, parsed.rounds),
         cells,
         SideServers(target, flags, at_once, parsed.out / "logs", **servers),
         parsed.out,

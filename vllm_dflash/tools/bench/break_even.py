@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from vllm.platforms import current_platform
 
 from vllm_dflash.tools.bench.bench_client import Cell
 from vllm_dflash.tools.bench.bench_pair import widened_demo
-from vllm_dflash.tools.bench.bench_record import Record
 from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results, Rounds, spread
 from vllm_dflash.tools.bench.bench_setup import (
     build,
@@ -89,11 +87,11 @@ def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         _plan_contexts(parsed, target),
         (target, target),
         server_flags(parsed, progress, target),  # with a prefix cache: prompts are read once
-        BreakEvenRecord,
         # Where there is Triton, plain decoding would get V2, which has no custom proposers.
         environment={"VLLM_USE_V2_MODEL_RUNNER": "0"} if current_platform.is_cpu() else {},
     )
     comparison.shorten = time_steps
+    comparison.record.table_makers, comparison.record.plots = [break_even_table], False
     return comparison
 
 
@@ -113,9 +111,10 @@ def _plan_contexts(parsed: argparse.Namespace, target: str) -> list[Cell]:
 
 
 def time_steps(side: Side, result: dict[str, Any]) -> dict[str, Any]:
-    """Return the median time of a step in which all requests decode.
+    """Return the time of a step in which all requests decode: each one's mean, of these the median.
 
-    A step yields one token of each request, since no draft is accepted.
+    A step yields one token of each request, since no draft is accepted. Tokens may arrive together,
+    so single steps cannot be told apart.
 
     Raises:
         ValueError: not all requests decoded together, or not all drafts were verified and rejected.
@@ -130,7 +129,7 @@ def time_steps(side: Side, result: dict[str, Any]) -> dict[str, Any]:
     if not 2 * min(map(len, steps)) > max(map(len, steps)):  # others wait, or are interrupted
         raise ValueError(DOES_NOT_FIT.format(all=len(firsts)))
     check_drafts(result, side.draft_tokens or 0)
-    return {STEP: float(np.median(np.concatenate(steps))), "steps": min(map(len, steps))}
+    return {STEP: float(np.median([one.mean() for one in steps])), "steps": min(map(len, steps))}
 
 
 def check_drafts(result: dict[str, Any], k: int) -> None:
@@ -163,20 +162,3 @@ def break_even_table(results: Results, load: str) -> Table:
     title = f"{load}: tokens a step must bring (1 + accepted drafts), without the drafter's own"
     title += " time; median of rounds (min - max)"
     return Table(title, [CONCURRENCY, "a plain step", *(s.draft_length for s in sides)], rows)
-
-
-@dataclass
-class BreakEvenRecord(Record):
-    """The record of a comparison of steps."""
-
-    can_plot: ClassVar[bool] = False
-
-    @property
-    def interim_tables(self) -> list[Table]:
-        """Tables to print between rounds."""
-        return [break_even_table(self.results, load) for load in self.results.loads]
-
-    @property
-    def tables(self) -> list[Table]:
-        """Tables of `result.md`."""
-        return self.interim_tables

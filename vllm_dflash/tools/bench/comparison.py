@@ -53,8 +53,9 @@ class Comparison:
                 self.record.finish_round(found)
                 self.record.write(self.out)
                 if number + 1 < rounds:  # the report follows the last round
-                    for table in self.record.interim_tables:
-                        self.progress.say(table.plain())
+                    results = self.record.results
+                    for load in results.loads:
+                        self.progress.say(self.record.table_makers[0](results, load).plain())
 
     def announcement(self) -> str:
         """Say what will run."""
@@ -62,7 +63,7 @@ class Comparison:
         return (
             f"starting {len(names)} servers ({', '.join(names)}), then {self.warmup_rounds} warm-up"
             f" and {self.record.rounds} measured rounds of {len(self.cells) * len(names)}"
-            " measurements. Ctrl-C stops; complete rounds are kept."
+            f" measurements. Ctrl-C stops; complete rounds are kept in {self.out}."
         )
 
     def _measure_round(self, number: int, sides: Sequence[Side]) -> list[dict[str, Any]]:

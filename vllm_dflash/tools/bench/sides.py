@@ -26,6 +26,7 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
 BLOCKS = "blocks"
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
+CACHE_SIZE = "--kv-cache-memory-bytes"
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class SideServers:
         return self._servers[name]
 
     def _launch(self, side: Side) -> Server:
-        variables = side.environment(has_cache_size="--kv-cache-memory-bytes" in self.flags)
+        variables = side.environment(has_cache_size=CACHE_SIZE in self.flags)
         return Server(
             self.logs / f"{side.name.replace(' ', '-').replace('/', '-')}.log",
             self.model,
@@ -144,4 +145,6 @@ class SideServers:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        for server in self._servers.values():
+            server.dismiss()  # all, before waiting for the first
         self._stack.close()
