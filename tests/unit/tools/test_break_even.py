@@ -1,11 +1,10 @@
-"""`vllm-dflash bench --break-even`: its arguments, its engines, and what it says of their times."""
+"""`vllm-dflash bench --break-even`: its arguments, its servers, and what it says of their times."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,38 +12,71 @@ import torch
 from vllm.platforms import current_platform
 
 from support import DEMO
-from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench import sides
-from vllm_dflash.tools.bench.break_even import verifying_side
+from vllm_dflash.tools.bench.bench_client import Cell
+from vllm_dflash.tools.bench.break_even import check_drafts, time_steps, verifying_side
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
-from vllm_dflash.tools.bench.step_answers import StepAnswers, check_drafts
-from vllm_dflash.tools.stepped_engine import Output
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side, SideServers
 
 TARGET = str(DEMO / "target")
+NO_DRAFTS = Side(PLAIN, "plain", NO_PLUGIN, None)
 
 
 def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--out", str(out), "--target", TARGET, *arguments])
 
 
+def served(requests: int, step: float, k: int = 0, steps: int = 10) -> dict[str, Any]:
+    """A result of requests that come one step after the other, and decode in steps of equal time.
+
+    Reading the others' prompts makes a step ten times as long.
+    """
+    itls = [[10 * step] * (requests - 1 - number) + [step] * steps for number in range(requests)]
+    ttfts = [10 * step * (1 + number) for number in range(requests)]
+    drafts = sum(map(len, itls)) if k else 0
+    return {
+        "start_times": [5.0] * requests,
+        "ttfts": ttfts,
+        "itls": itls,
+        "completed": requests,
+        "total_output_tokens": requests + sum(map(len, itls)),
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": k * drafts,
+        "spec_decode_accepted_tokens": 0,
+    }
+
+
+class NoServers(SideServers):
+    def start(self, *_: Any) -> list[Any]:
+        return []
+
+    def __getitem__(self, name: str) -> Any:
+        return name
+
+
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
-    """Record what engines are asked, whose steps take longer by a tenth for each draft."""
-    questions: list[Question] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Cell]]:
+    """Record what servers are asked, whose steps take longer by a tenth for each draft."""
+    cells: list[tuple[str, Cell]] = []
 
-    def steps(asked: dict[str, Any]) -> dict[str, Any]:
-        name, *_ = questions[-1]
-        k = 0 if name == "plain" else int(name.rpartition("=")[2])
-        return {"steps": 10, "step_seconds": 0.02 * (1 + k * asked["concurrency"] / 10)}
+    def measure(name: Any, cell: Cell, *_: Any) -> dict[str, Any]:
+        cells.append((name, cell))
+        k = 0 if name == PLAIN else int(name.rpartition("=")[2])
+        return served(cell.concurrency, 0.02 * (1 + k * cell.concurrency / 10), k)
 
-    monkeypatch.setattr(sides, "EngineProcess", recording_processes(questions, {"steps": steps}))
-    return questions
+    run = Comparison.run
+
+    def without_servers(self: Comparison) -> None:
+        self.servers.__class__, self.measure = NoServers, measure
+        run(self)
+
+    monkeypatch.setattr(Comparison, "run", without_servers)
+    return cells
 
 
 def test_a_ratio_for_each_number_of_requests_and_context(
-    tmp_path: Path, asked: list[Question], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: list[tuple[str, Cell]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--break-even", "7", "3", "--context", "16", "2000", "--concurrency", "1", "8"]
     assert bench(tmp_path, *options, "--rounds", "2") == 0
@@ -56,56 +88,44 @@ def test_a_ratio_for_each_number_of_requests_and_context(
     assert lines[heads + 1 : heads + 3] == [one, eight]
     assert lines.count(one) == lines.count(eight) == 2
     assert "context 2,000: tokens a step must bring" in printed
-    assert f"Written: result.json and result.md in {tmp_path}\n" in printed
-    questions = [arguments for name, _, arguments in of(asked, "steps") if name == "plain"]
-    assert [(one["context"], one["concurrency"]) for one in questions] == [
-        *((16, 1), (16, 8), (2000, 1), (2000, 8))
+    assert f"Written: result.json, result.md in {tmp_path}\n" in printed
+    cells = [cell for name, cell in asked if name == PLAIN]
+    assert [(cell.load, cell.concurrency) for cell in cells] == [
+        *(("context 16", 1), ("context 16", 8), ("context 2,000", 1), ("context 2,000", 8))
     ] * 3  # and a warm-up round
+    flags = " ".join(cells[3].flags)
+    assert "--random-input-len 2000 --num-prompts 8" in flags
+    assert "--ignore-eos --seed 0" in flags  # the same prompts in every round: they stay cached
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["measurements"]) == 2 * 3 * 4
     assert "## context 16: tokens a step must bring" in (tmp_path / "result.md").read_text()
 
 
-@pytest.mark.parametrize("wrong", [{"draft_tokens": 29.0}, {"accepted_tokens": 1.0}, {}])
-def test_steps_that_verified_something_else_are_refused(wrong: dict[str, float]) -> None:
-    right = {"drafts": 10.0, "draft_tokens": 30.0, "accepted_tokens": 0.0}
-    check_drafts(right, 30)
-    check_drafts({}, 0)  # of an engine that does not draft
-    with pytest.raises(ValueError, match="cannot be compared"):
-        check_drafts(wrong and right | wrong, 30)
-
-
-class OneWaits(StepAnswers):
-    """An engine whose second request is served once, and then waits."""
-
-    def __init__(self) -> None:
-        config = SimpleNamespace(max_model_len=64, num_speculative_tokens=0)
-        engine: Any = SimpleNamespace(model_config=config, vllm_config=config)
-        super().__init__(engine)
-        self.prompts: list[list[int]] = []
-        self.served = "01"
-
-    def encode(self, *_: Any) -> list[list[int]]:
-        return [[5, 6, 7]]
-
-    def counts(self) -> dict[str, float]:
-        return {}
-
-    def add(self, request_id: str, prompt: Any, max_tokens: int, **_: Any) -> None:
-        assert max_tokens == 64 - len(prompt)
-        self.prompts.append(prompt)
-
-    def step(self) -> list[Output]:
-        served, self.served = self.served, "0"
-        return [Output(request_id, [8], finished=False) for request_id in served]
+def test_only_steps_in_which_all_requests_decode_are_timed() -> None:
+    assert time_steps(NO_DRAFTS, served(3, 0.5)) == {"step_seconds": 0.5, "steps": 10}
 
 
 def test_requests_that_wait_are_refused() -> None:
     """Steps of the others are faster than steps of all."""
-    engine = OneWaits()
-    with pytest.raises(ValueError, match="1 of 2 decode"):
-        engine.steps(["some text"], context=4, concurrency=2, tokens=9, seconds=60.0)
-    assert engine.prompts == [[1, 6, 7, 5], [2, 7, 5, 6]]
+    result = served(3, 0.5)
+    result["ttfts"][2] += 60.0
+    with pytest.raises(ValueError, match="does not decode all 3 requests together"):
+        time_steps(NO_DRAFTS, result)
+    result = served(3, 0.5)
+    result["itls"][1] = [0.5, 0.5, 5.0]  # interrupted
+    with pytest.raises(ValueError, match="does not decode all 3 requests together"):
+        time_steps(NO_DRAFTS, result)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"draft_tokens": 29}, {"accepted_tokens": 1}, {"num_drafts": 5, "draft_tokens": 15}]
+)
+def test_steps_that_verified_something_else_are_refused(wrong: dict[str, int]) -> None:
+    right = served(1, 0.5, 3)
+    check_drafts(right, 3)
+    check_drafts({"total_output_tokens": 11, "completed": 1}, 0)  # of a server that does not draft
+    with pytest.raises(ValueError, match="cannot be compared"):
+        check_drafts(right | {f"spec_decode_{name}": value for name, value in wrong.items()}, 3)
 
 
 def test_defaults(
@@ -116,12 +136,12 @@ def test_defaults(
     names = [side.name for side in comparison.record.sides]
     assert names == ["plain", "verify K=3", "verify K=7", "verify K=15"]
     assert {side.plugins for side in comparison.record.sides} == {""}
-    arguments = comparison.engines.arguments
-    assert arguments["max_model_len"] == 2000 + 2 * 96 + 15
+    flags = comparison.servers.flags
+    assert flags[flags.index("--max-model-len") + 1] == str(2000 + 2 * 96 + 15)
     assert "room for 2,207 tokens: the longest --context" in capsys.readouterr().err
-    assert "enable_prefix_caching" not in arguments  # prompts of every round are read once
-    assert comparison.workload.concurrency == (1, 4, 16)
-    assert comparison.workload.seconds_of_round == 3 * 2.0
+    assert "--no-enable-prefix-caching" not in flags  # prompts of every round are read once
+    assert comparison.servers.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert [cell.concurrency for cell in comparison.cells] == [1, 4, 16]
 
 
 def test_gpus_have_vllms_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:

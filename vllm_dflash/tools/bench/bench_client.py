@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,12 +93,13 @@ def _parse(flags: Sequence[str]) -> argparse.Namespace:
 
 @contextmanager
 def _printing_to(log: TextIO) -> Iterator[None]:
-    """Let standard output go to a file; vLLM's loggers keep the descriptor."""
+    """Let standard output go to a file, also that of vLLM's loggers, which keep its descriptor."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(log.fileno(), 1)
     try:
-        yield
+        with redirect_stdout(log):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
