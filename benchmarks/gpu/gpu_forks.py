@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Self, TextIO
 
 import psutil
 
-from vllm_dflash.tools.engine_process import EngineProcess
+from engine_child import EngineChild
 
 SERVER = "VLLM_DFLASH_FORKS"
 """Variable that names the server's socket."""
@@ -210,7 +210,7 @@ def _become(asked: dict[str, Any], places: Sequence[int]) -> None:
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
     sys.argv = asked["command"]
-    EngineProcess.launch = staticmethod(forked)
+    EngineChild.launch = staticmethod(forked)
     code: Any = 1
     try:
         runpy.run_module(asked["command"][0], run_name="__main__", alter_sys=True)

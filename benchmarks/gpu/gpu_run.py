@@ -20,8 +20,8 @@ from gpu.gpu_forks import can_fork, forked
 from gpu.gpu_machine import ROOT, kind_of, version_of
 from gpu.gpu_plan import RESULT, Part
 from vllm_dflash.tools.console import INTERRUPTED
-from vllm_dflash.tools.engine_process import LAST_LINES
 from vllm_dflash.tools.progress import Tell
+from vllm_dflash.tools.server import LAST_LINES
 
 PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused by vLLM"
 UNFINISHED = "broken off"

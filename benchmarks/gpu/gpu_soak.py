@@ -10,18 +10,20 @@ import argparse
 import json
 import sys
 import time
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from demo_models import DEMO, DFLASH, HELD_OUT
+from engine_child import EngineChild
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_measure import telling_lines
 from gpu.gpu_text import TIES
-from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
-from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
-from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
+from stepped_engine import SteppedEngine
+from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN
+from vllm_dflash.tools.completions import Finished, Request
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import EngineDied
 from vllm_dflash.tools.verify.divergence import Text, compare_all
 
 OTHERS: tuple[dict[str, Any], ...] = (
@@ -59,20 +61,20 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
     tokens = (2, 8) if options.tiny else (3, 24, 64, 128)
     engine = settings(options)
     with (
-        EngineProcess(
+        EngineChild(
             log.with_name(f"{options.file.stem}-plain.log"),
-            environment=side_environment(NO_PLUGIN),
+            environment={"VLLM_PLUGINS": NO_PLUGIN},
             **engine,
         ) as beside,
-        EngineProcess(
+        EngineChild(
             log,
-            start="gpu.random_traffic:SoakedEngine.start",
-            environment=side_environment(PLUGIN),
+            "gpu.random_traffic:SoakedEngine.start",
+            environment={"VLLM_PLUGINS": PLUGIN},
             speculative_config=DFLASH,
             **engine,
-        ) as process,
+        ) as child,
     ):
-        plain, ours = beside.answers, process.answers
+        plain, ours = beside.answers, child.answers
         prompts = plain.encode(texts=asked)
         requests = [Request(prompt, max(tokens)) for prompt in prompts]
         texts = [tuple(one.tokens) for one in complete(plain, requests, options.most)]
@@ -80,7 +82,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         memory: list[int] = []
         begun, seed = time.monotonic(), options.seed
         while (left := options.seconds - (time.monotonic() - begun)) > 0:
-            told = ours.traffic(  # type: ignore[attr-defined]
+            told = ours.traffic(
                 prompts=prompts,
                 tokens=tokens,
                 others=OTHERS[:-1] if options.tiny else OTHERS,
@@ -93,7 +95,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
             found |= {"seen": told["seen"], "seconds": time.monotonic() - begun}
             found |= {"gpu_memory_mib": " ".join(map(str, memory[-1:])), "log": telling_lines(log)}
             tell(options.file, found)
-        told = ours.settle()  # type: ignore[attr-defined]
+        told = ours.settle()
         found |= {"seen": told["seen"], "stats": ours.dflash_stats()[0]}
         found["differ"] = differences(plain, prompts, texts, told["texts"], facts, options)
         found["texts"] = len(told["texts"])
@@ -101,8 +103,16 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         tell(options.file, found)
 
 
+def complete(
+    plain: SteppedEngine, requests: Sequence[Request], concurrency: int
+) -> list[Finished]:
+    """Run requests to their end."""
+    answers = plain.complete(requests=[[*one] for one in requests], concurrency=concurrency)
+    return [Finished(*one) for one in answers]
+
+
 def differences(
-    plain: EngineAnswers,
+    plain: SteppedEngine,
     prompts: list[list[int]],
     texts: list[tuple[int, ...]],
     written: list[Any],
@@ -114,8 +124,9 @@ def differences(
         Text(tuple(prompts[number]), texts[number][:limit], tuple(tokens), limit)
         for number, limit, tokens in written
     ]
-    ask = partial(complete, plain, concurrency=options.most)
-    diverged = compare_all(compared, {*facts["stop_tokens"]}, ask)
+    diverged = compare_all(
+        compared, {*facts["stop_tokens"]}, lambda asked: complete(plain, asked, options.most)
+    )
     tie = TIES[options.dtype]
     return [
         f"prompt {number}, {limit} tokens, position {one.position}: {one.regret:.3g} nat"
