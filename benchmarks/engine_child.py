@@ -32,9 +32,6 @@ SECONDS_TO_CLOSE = 60.0
 class EngineChild:
     """A process that starts an engine and answers questions about it."""
 
-    launch: Callable[..., subprocess.Popen[str]] = staticmethod(subprocess.Popen)
-    """What starts a process, if not `subprocess.Popen`."""
-
     def __init__(
         self,
         log: Path,
@@ -58,7 +55,7 @@ class EngineChild:
         """Whether the engine is starting or answering."""
         here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.getenv("PYTHONPATH")]))
         with log.open("w") as file:
-            self._process = self.launch(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, start, json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

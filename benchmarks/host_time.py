@@ -28,9 +28,9 @@ from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import numpy as np
+from engine_child import EngineChild
 
 from demo_models import DEMO, DFLASH
-from engine_child import EngineChild
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, PLUGIN
 from vllm_dflash.tools.console import print_report, terminable
 from vllm_dflash.tools.progress import Progress, progress_on

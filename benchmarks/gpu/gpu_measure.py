@@ -12,12 +12,13 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from demo_models import DEMO, HELD_OUT
 from engine_child import EngineChild
+from stepped_engine import SteppedEngine
+
+from demo_models import DEMO, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_models import models_folder
 from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Load, Size, side_of
-from stepped_engine import SteppedEngine
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.sides import PLUGIN
 from vllm_dflash.tools.prompts import read_prompts

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from demo_models import DEMO, DFLASH, HELD_OUT
 from engine_child import EngineChild
+from stepped_engine import SteppedEngine
+
+from demo_models import DEMO, DFLASH, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_measure import telling_lines
 from gpu.gpu_text import TIES
-from stepped_engine import SteppedEngine
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN
 from vllm_dflash.tools.completions import Finished, Request
 from vllm_dflash.tools.prompts import read_prompts
@@ -103,9 +104,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         tell(options.file, found)
 
 
-def complete(
-    plain: SteppedEngine, requests: Sequence[Request], concurrency: int
-) -> list[Finished]:
+def complete(plain: SteppedEngine, requests: Sequence[Request], concurrency: int) -> list[Finished]:
     """Run requests to their end."""
     answers = plain.complete(requests=[[*one] for one in requests], concurrency=concurrency)
     return [Finished(*one) for one in answers]

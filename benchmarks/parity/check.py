@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from engine_child import EngineChild
+
 from parity.compare_recordings import compare
 from parity.oracle import Oracle
 from parity.parity_report import BUILT_IN, MAX_MODEL_LEN, TOKENS, ParityReport

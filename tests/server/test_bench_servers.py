@@ -21,7 +21,7 @@ FLAGS = ["--dtype", "float32", "--max-num-seqs", "4", "--max-model-len", "512"]
 EAGER = ["--", "--enforce-eager", "--kv-cache-memory-bytes", "16000000"]
 
 
-def bench(out: Path, *arguments: str) -> dict[str, Any]:
+def bench(out: Path, *arguments: str) -> dict[tuple[str, int], dict[str, Any]]:
     """Run it, and return what it measured, by side and concurrency."""
     command = ["bench", *TARGET, *arguments, *SHORT, *FLAGS, "--out", str(out), *EAGER]
     assert cli.main(command) == 0

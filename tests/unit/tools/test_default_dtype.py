@@ -103,6 +103,7 @@ def test_commands_ask_for_it(
     config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
     cli.main(["verify", *PAIR[:2], "--speculative-config", config])
     ((demo_engine, *_), _), (_, verify_named) = asked
-    assert comparisons[0].engines.arguments.get("dtype") == dtype
+    flags = comparisons[0].servers.flags
+    assert flags[flags.index("--dtype") + 1 :][:1] == [dtype] if dtype else "--dtype" not in flags
     assert demo_engine.get("dtype") == dtype
     assert verify_named.get("dtype") == dtype

@@ -59,20 +59,27 @@ def spread(rounds: Rounds) -> str:
 
 
 def throughput_table(results: Results, load: str) -> Table:
-    """Make the table of every side's tokens per second, and of ours relative to plain decoding and
-    to the fastest of all but ours."""
+    """Make the table of every side's tokens per second.
+
+    Its last columns are ours relative to plain decoding and to the fastest of all but ours, if both
+    were measured.
+    """
     names = [side.name for side in results.sides]
-    others = [side.name for side in results.sides if not side.name.startswith(OURS)]
+    others = [name for name in names if not name.startswith(OURS)]
+    is_compared = {OURS, PLAIN} <= {*names}
     rows = []
     for setting in results.settings(load):
         rates = {name: results.rounds(load, setting, name) for name in names}
         medians = {name: float(np.median(rates[name])) for name in names}
-        fastest = max(others, key=medians.__getitem__)
-        ratios = [spread(rates[OURS] / rates[name]) for name in (PLAIN, fastest)]
-        row = [str(setting), *(f"{medians[name]:.1f}" for name in names), *ratios]
-        rows.append([*row[:-1], f"{row[-1]}, {fastest}"])
+        row = [str(setting), *(f"{medians[name]:.1f}" for name in names)]
+        if is_compared:
+            fastest = max(others, key=medians.__getitem__)
+            row.append(spread(rates[OURS] / rates[PLAIN]))
+            row.append(f"{spread(rates[OURS] / rates[fastest])}, {fastest}")
+        rows.append(row)
+    heads = ["ours / plain", "ours / fastest other"] if is_compared else []
     title = f"{load}: tokens/s, median of rounds; ratios of the same round, median (min - max)"
-    return Table(title, [CONCURRENCY, *names, "ours / plain", "ours / fastest other"], rows)
+    return Table(title, [CONCURRENCY, *names, *heads], rows)
 
 
 def waits_table(results: Results, load: str) -> Table:

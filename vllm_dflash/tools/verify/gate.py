@@ -15,7 +15,7 @@ from vllm_dflash.tools.completions import Request, complete, counts, decode, enc
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.server_process import Facts
-from vllm_dflash.tools.verify.divergence import Divergence, Text, Tokens, compare_all
+from vllm_dflash.tools.verify.divergence import Text, Tokens, compare_all
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 
 Start = Callable[[], AbstractContextManager[Server]]
