@@ -97,7 +97,8 @@ def steps(server: Server, request: Request) -> Iterator[list[int]]:
             event = line.removeprefix(b"data: ").strip()
             if event.startswith(b"{"):
                 (choice,) = json.loads(event)["choices"]
-                yield choice["token_ids"]
+                if choice["token_ids"]:
+                    yield choice["token_ids"]
 
 
 def _complete(server: Server, request: Request) -> Finished:
