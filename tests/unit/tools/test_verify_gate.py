@@ -173,7 +173,7 @@ def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
     ],
 )
 def test_what_is_a_tie_depends_on_the_dtype(dtype: str, tie: float | None, verdict: str) -> None:
-    assert gate(Counting({4: 5}, dtype=dtype), tie=tie).verdict == verdict
+    assert verified(Counting({4: 5}, dtype=dtype), tie=tie).verdict == verdict
 
 
 def test_a_text_that_ends_without_reason() -> None:
@@ -194,7 +194,7 @@ def test_nothing_drafted_is_no_success() -> None:
     result = verified(Undrafted())
     assert (result.verdict, result.exit_code) == ("nothing drafted", 2)
     assert any("draft_length" in note for note in make_notes(result))
-    assert gate(Undrafted({4: 6})).verdict == "regression"
+    assert verified(Undrafted({4: 6})).verdict == "regression"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_an_unknown_regret_is_no_tie() -> None:
         def told(self, finished: list[Finished]) -> list[Finished]:
             return [one._replace(regret=None) for one in finished]
 
-    assert gate(Counting({4: 5})).verdict == "lossless"
-    assert gate(Counting({4: 5}), Silent()).verdict == "regression"
+    assert verified(Counting({4: 5})).verdict == "lossless"
+    assert verified(Counting({4: 5}), Silent()).verdict == "regression"
 
 
 def test_plain_decoding_must_not_draft() -> None:
@@ -251,4 +251,4 @@ def test_plain_decoding_is_asked_everything_at_once() -> None:
 
 
 def test_as_many_requests_as_the_engine_takes() -> None:
-    assert gate(Counting(max_num_seqs=3)).verdict == "lossless"
+    assert verified(Counting(max_num_seqs=3)).verdict == "lossless"
