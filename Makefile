@@ -50,7 +50,7 @@ LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_
     config/test_nothing_is_refused.py config/test_target_class.py engine/test_kernels_compile.py \
     engine/test_proposer.py engine/test_warm.py planning/test_host_limit.py \
     planning/test_pipeline.py test_compatibility.py \
-    test_security.py tools/test_engine_process.py)
+    test_security.py tools/test_server.py)
 test-long:
 	$(ONE_THREAD) scripts/run.sh pytest $(LONG) $(PYTEST_ARGS)
 
