@@ -61,4 +61,9 @@ def test_each_request_verifies_all_drafts_in_each_step(tmp_path: Path) -> None:
     found = bench(tmp_path, "--break-even", "15", "--context", "100")
     assert {*found} == {(side, count) for side in ("plain", "verify K=15") for count in (1, 3)}
     assert all(result["step_seconds"] > 0 for result in found.values())
-    assert all(12 <= result["steps"] <= 23 for result in found.values())
+    for (side, count), result in found.items():
+        steps = 23 * count
+        assert result["total_output_tokens"] == steps + count
+        if side == "verify K=15":
+            assert result["spec_decode_accepted_tokens"] == 0
+            assert 14 * steps < result["spec_decode_draft_tokens"] <= 15 * (steps + count)

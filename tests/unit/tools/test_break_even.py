@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +16,25 @@ from vllm.platforms import current_platform
 from support import DEMO
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench.bench_client import Cell
-from vllm_dflash.tools.bench.break_even import check_drafts, time_steps, verifying_side
+from vllm_dflash.tools.bench.break_even import check_drafts, measure_steps, verifying_side
 from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
-from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side, SideServers
+from vllm_dflash.tools.bench.sides import PLAIN, SideServers
 
 TARGET = str(DEMO / "target")
-NO_DRAFTS = Side(PLAIN, "plain", NO_PLUGIN, None)
 
 
 def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--out", str(out), "--target", TARGET, *arguments])
 
 
-def served(requests: int, step: float, k: int = 0, steps: int = 10) -> dict[str, Any]:
-    """A result of requests that come one step after the other, and decode in steps of equal time.
-
-    Reading the others' prompts makes a step ten times as long.
-    """
-    itls = [[10 * step] * (requests - 1 - number) + [step] * steps for number in range(requests)]
-    ttfts = [10 * step * (1 + number) for number in range(requests)]
-    drafts = sum(map(len, itls)) if k else 0
+def served(requests: int, k: int = 0, steps: int = 10) -> dict[str, Any]:
+    """A result of requests whose steps verify K drafts and accept none."""
+    drafts = requests * steps if k else 0
     return {
-        "start_times": [5.0] * requests,
-        "ttfts": ttfts,
-        "itls": itls,
         "completed": requests,
-        "total_output_tokens": requests + sum(map(len, itls)),
+        "total_input_tokens": 100 * requests,
+        "total_output_tokens": requests * (1 + steps),
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": k * drafts,
         "spec_decode_accepted_tokens": 0,
@@ -63,7 +57,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Cell]]:
     def measure(name: Any, cell: Cell, *_: Any) -> dict[str, Any]:
         cells.append((name, cell))
         k = 0 if name == PLAIN else int(name.rpartition("=")[2])
-        return served(cell.concurrency, 0.02 * (1 + k * cell.concurrency / 10), k)
+        step = {"step_seconds": 0.02 * (1 + k * cell.concurrency / 10)}
+        return served(cell.concurrency, k) | step
 
     run = Comparison.run
 
@@ -101,27 +96,50 @@ def test_a_ratio_for_each_number_of_requests_and_context(
     assert "## context 16: tokens a step must bring" in (tmp_path / "result.md").read_text()
 
 
-def test_only_steps_in_which_all_requests_decode_are_timed() -> None:
-    assert time_steps(NO_DRAFTS, served(3, 0.5)) == {"step_seconds": 0.5, "steps": 10}
+class CountingServer:
+    """A server that has answered 5 requests, and answers 2 more, with room for some tokens."""
+
+    def __init__(self, cache_tokens: int, preempted: int) -> None:
+        self._cache_tokens, self._preempted = cache_tokens, preempted
+        self._seconds, self._count = 9.0, 5
+
+    def serve(self, *_: Any) -> dict[str, Any]:
+        self._seconds, self._count = 9.5, 7
+        return served(2)
+
+    def ask(self, path: str) -> dict[str, int]:
+        return {"cache_tokens": self._cache_tokens}
+
+    def answer(self, path: str) -> Any:
+        name = "vllm:request_time_per_output_token_seconds"
+        preempted = self._preempted if self._count > 5 else 0
+        lines = [f"# TYPE {name} histogram", f"{name}_sum {self._seconds}"]
+        lines += [f"{name}_count {self._count}", f"vllm:num_preemptions_total {preempted}"]
+        return nullcontext(BytesIO("\n".join(lines).encode() + b"\n"))
 
 
-def test_requests_that_wait_are_refused() -> None:
-    """Steps of the others are faster than steps of all."""
-    result = served(3, 0.5)
-    result["ttfts"][2] += 60.0
-    with pytest.raises(ValueError, match="does not decode all 3 requests together"):
-        time_steps(NO_DRAFTS, result)
-    result = served(3, 0.5)
-    result["itls"][1] = [0.5, 0.5, 5.0]  # interrupted
-    with pytest.raises(ValueError, match="does not decode all 3 requests together"):
-        time_steps(NO_DRAFTS, result)
+@pytest.mark.parametrize(
+    ("cache_tokens", "preempted", "fits"), [(222, 0, True), (221, 0, False), (222, 1, False)]
+)
+def test_a_step_takes_as_long_as_the_engine_says_if_none_waits(
+    monkeypatch: pytest.MonkeyPatch, cache_tokens: int, preempted: int, fits: bool
+) -> None:
+    """Steps of some requests, while others wait, are faster than steps of all."""
+    server: Any = CountingServer(cache_tokens, preempted)
+    monkeypatch.setattr("vllm_dflash.tools.bench.break_even.measure", server.serve)
+    cell = Cell("context 100", 2, ())
+    if fits:
+        assert measure_steps(server, cell, 0, Path())["step_seconds"] == 0.25
+        return
+    with pytest.raises(ValueError, match=r"does not hold all 2 requests.*VLLM_CPU_KVCACHE_SPACE"):
+        measure_steps(server, cell, 0, Path())
 
 
 @pytest.mark.parametrize(
     "wrong", [{"draft_tokens": 29}, {"accepted_tokens": 1}, {"num_drafts": 5, "draft_tokens": 15}]
 )
 def test_steps_that_verified_something_else_are_refused(wrong: dict[str, int]) -> None:
-    right = served(1, 0.5, 3)
+    right = served(1, 3)
     check_drafts(right, 3)
     check_drafts({"total_output_tokens": 11, "completed": 1}, 0)  # of a server that does not draft
     with pytest.raises(ValueError, match="cannot be compared"):

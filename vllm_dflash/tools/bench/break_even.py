@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from vllm.platforms import current_platform
 
-from vllm_dflash.tools.bench.bench_client import Cell
+from vllm_dflash.tools.bench.bench_client import Cell, measure
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results, Rounds, spread
 from vllm_dflash.tools.bench.bench_setup import (
@@ -17,10 +18,12 @@ from vllm_dflash.tools.bench.bench_setup import (
     distinct,
     server_flags,
 )
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.comparison import Comparison, without_details
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import FACTS_PATH
 from vllm_dflash.tools.tables import Table
 
 DRAFT_LENGTHS = [3, 7, 15]
@@ -28,10 +31,13 @@ DRAFT_LENGTHS = [3, 7, 15]
 STEP = "step_seconds"
 LEAST_DRAFTED = 0.9
 """Share of steps that must have verified drafts; vLLM's counters may miss the last ones."""
+TOKEN_TIME = "vllm:request_time_per_output_token_seconds"
+METRICS = (f"{TOKEN_TIME}_sum", f"{TOKEN_TIME}_count", "vllm:num_preemptions_total")
+"""Sum and number of the requests' mean times of a token after the first; interruptions."""
 DOES_NOT_FIT = (
-    "the server does not decode all {all} requests together. Lower --concurrency or --context, or"
-    " raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or --kv-cache-memory-bytes. If the first answers end"
-    " while prompts are still read, raise --output-len."
+    "the KV cache does not hold all {all} requests, so they do not decode together. Lower"
+    " --concurrency, --context or --output-len, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or"
+    " --kv-cache-memory-bytes."
 )
 WRONG_DRAFTS = (
     "vLLM verified {verified} drafts in {steps} steps of a request and accepted {accepted}, so"
@@ -90,7 +96,7 @@ def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         # Where there is Triton, plain decoding would get V2, which has no custom proposers.
         environment={"VLLM_USE_V2_MODEL_RUNNER": "0"} if current_platform.is_cpu() else {},
     )
-    comparison.shorten = time_steps
+    comparison.measure, comparison.shorten = measure_steps, rejected
     comparison.record.table_makers, comparison.record.plots = [break_even_table], False
     return comparison
 
@@ -110,26 +116,38 @@ def _plan_contexts(parsed: argparse.Namespace, target: str) -> list[Cell]:
     ]
 
 
-def time_steps(side: Side, result: dict[str, Any]) -> dict[str, Any]:
-    """Return the time of a step in which all requests decode: each one's mean, of these the median.
+def measure_steps(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]:
+    """Measure a cell, and the mean time of a step by the clock of the engine.
 
-    A step yields one token of each request, since no draft is accepted. Tokens may arrive together,
-    so single steps cannot be told apart.
+    A step yields one token of each request, since no draft is accepted. The client's clock also
+    counts how long tokens wait for the client.
 
     Raises:
-        ValueError: not all requests decoded together, or not all drafts were verified and rejected.
+        ValueError: not all requests decoded together.
     """
-    firsts = np.add(result["start_times"], result["ttfts"])  # [requests]
-    ends = [first + np.cumsum(itls) for first, itls in zip(firsts, result["itls"], strict=True)]
-    opened, closed = max(firsts), min(end[-1] for end in ends)
-    steps = [
-        np.array(itls)[(end - itls >= opened) & (end <= closed)]
-        for end, itls in zip(ends, result["itls"], strict=True)
-    ]
-    if not 2 * min(map(len, steps)) > max(map(len, steps)):  # others wait, or are interrupted
-        raise ValueError(DOES_NOT_FIT.format(all=len(firsts)))
+    before = _read_metrics(server)
+    result = measure(server, cell, seed, file)
+    after = _read_metrics(server)
+    seconds, count, preempted = (after[name] - before[name] for name in METRICS)
+    needed = result["total_input_tokens"] + result["total_output_tokens"]
+    if preempted or needed > server.ask(FACTS_PATH)["cache_tokens"]:
+        raise ValueError(DOES_NOT_FIT.format(all=cell.concurrency))
+    return result | {STEP: seconds / count}
+
+
+def _read_metrics(server: Server) -> dict[str, float]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with server.answer("/metrics") as response:
+        families = text_string_to_metric_families(response.read().decode())
+    samples = (sample for family in families for sample in family.samples)
+    return {sample.name: sample.value for sample in samples if sample.name in METRICS}
+
+
+def rejected(side: Side, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a result, if its drafts were verified and rejected."""
     check_drafts(result, side.draft_tokens or 0)
-    return {STEP: float(np.median([one.mean() for one in steps])), "steps": min(map(len, steps))}
+    return without_details(side, result)
 
 
 def check_drafts(result: dict[str, Any], k: int) -> None:
