@@ -14,7 +14,7 @@
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
-# make figures measure again what README claims: half an hour alone on the machine; writes its table,
+# make figures measure again what README claims: hours, alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 # make selection   write the tables of docs/compatibility.md: what vLLM selects on which GPU, of both
 #              versions
@@ -121,11 +121,11 @@ selection: setup
 	PYTHONPATH=tests $(BESIDE) python -m support.selection_table
 
 FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
-    --native-k 1 3 --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \
-    --warmup-rounds 0 --max-num-seqs 32 --kv-cache-memory-bytes 450000000
+    --native-k 1 3 --concurrency 1 8 32 --output-len 192 --rounds 3 --warmup-rounds 0 \
+    --max-num-seqs 32 --out out/figures -- --kv-cache-memory-bytes 450000000
 figures: setup
 	scripts/run.sh python examples/smollm2_target.py
-	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
+	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES)
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 
 # Not in .venv, which is for CPUs. Uses the Python that has vLLM's CUDA build.

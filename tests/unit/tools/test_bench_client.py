@@ -54,7 +54,7 @@ def server() -> Iterator[StreamingServer]:
             if known.refusal:
                 self.send_error(400, known.refusal)
                 return
-            chunks = [{"choices": [{"text": f" {n}"}]} for n in range(TOKENS)]
+            chunks: list[Any] = [{"choices": [{"text": f" {n}"}]} for n in range(TOKENS)]
             chunks.append({"choices": [], "usage": {"completion_tokens": TOKENS}})
             events = [*map(json.dumps, chunks), "[DONE]"]
             self.answer("".join(f"data: {event}\n\n" for event in events).encode())
