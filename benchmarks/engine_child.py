@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -68,16 +68,15 @@ class EngineChild:
         assert self._process.stdout is not None
         self._questions, self._answers = self._process.stdin, self._process.stdout
 
-    @property
-    def answers(self) -> Any:
-        """A proxy of the object in the process; pass arguments by name. Raises as `ask` does."""
-        return _Asked(self)
+    def __getattr__(self, question: str) -> Any:
+        """Return a method that asks this question; pass arguments by name."""
+        return partial(self.ask, question)
 
     def ask(self, question: str, **arguments: Any) -> Any:
         """Send a question (a method of the answering object) and wait for its answer.
 
         Raises:
-            ValueError: the engine refused its arguments and did not start, or refused the question.
+            ValueError: the engine refused its arguments, and did not start.
             EngineDied: the engine ended without answering.
         """
         self.send(question, **arguments)
@@ -119,16 +118,6 @@ class EngineChild:
             self._process.wait()
 
 
-class _Asked:
-    """Proxy on which every attribute is a question to a process."""
-
-    def __init__(self, child: EngineChild) -> None:
-        self._child = child
-
-    def __getattr__(self, question: str) -> Callable[..., Any]:
-        return partial(self._child.ask, question)
-
-
 def _end_without(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
@@ -146,23 +135,18 @@ def serve(start: str, arguments: dict[str, Any]) -> None:
     output = os.fdopen(pipe, "w", closefd=False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def answer(call: Callable[[], Any]) -> Any:
-        kind = "answer"
-        try:
-            value = call()
-        except ValueError as error:
-            traceback.print_exc()
-            kind, value = "refused", str(error)
-        return kind, value
+    def tell(kind: str, value: Any) -> None:
+        print(json.dumps({kind: value}), file=output, flush=True)
 
-    kind, known = answer(lambda: pkgutil.resolve_name(start)(**arguments))
-    if kind == "refused":
-        print(json.dumps({kind: known}), file=output, flush=True)
+    try:
+        known = pkgutil.resolve_name(start)(**arguments)
+    except ValueError as error:
+        traceback.print_exc()
+        tell("refused", str(error))
         return
     for line in sys.stdin:
         question, details = json.loads(line)
-        kind, value = answer(lambda: getattr(known, question)(**details))  # noqa: B023 - at once
-        print(json.dumps({kind: value}), file=output, flush=True)
+        tell("answer", getattr(known, question)(**details))
     known.close()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from engine_child import EngineChild
-from stepped_engine import SteppedEngine
 
 from demo_models import DEMO, HELD_OUT
 from gpu.gpu_machine import ask_gpu
@@ -43,7 +42,7 @@ def prompts_for(load: Load, held_out: list[list[int]], concurrency: int) -> list
 
 
 def measure_all(
-    engine: SteppedEngine, size: Size, settings: Iterable[Setting], deadline: float
+    engine: EngineChild, size: Size, settings: Iterable[Setting], deadline: float
 ) -> Iterable[tuple[Setting, list[dict[str, Any]]]]:
     """Yield windows of each setting while there is time for one more setting.
 
@@ -95,8 +94,8 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
             enable_prefix_caching=True,  # only decoding is measured
             **size.engine,
         ) as child:
-            found["facts"] = child.answers.facts()
-            measured = measure_all(child.answers, size, fitting, deadline)
+            found["facts"] = child.facts()
+            measured = measure_all(child, size, fitting, deadline)
             for number, ((load, count), results) in enumerate(measured, 1):
                 setting = {
                     "load": f"{size.name}, {load.name}",
@@ -108,7 +107,7 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
                 found["verdict"] = f"{number} of {len(settings)} settings"
                 found["gpu_memory_mib"] = " ".join(ask_gpu("memory.used"))
                 if side.plugins == PLUGIN:
-                    found["stats"] = child.answers.dflash_stats()[0]
+                    found["stats"] = child.dflash_stats()[0]
                 found["log"] = telling_lines(log)
                 file.write_text(json.dumps(found, indent=1))
     except (EngineDied, ValueError) as error:

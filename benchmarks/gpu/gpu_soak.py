@@ -10,22 +10,22 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine_child import EngineChild
-from stepped_engine import SteppedEngine
 
 from demo_models import DEMO, DFLASH, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_measure import telling_lines
 from gpu.gpu_text import TIES
-from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN
-from vllm_dflash.tools.completions import Finished, Request
+from vllm_dflash.tools.bench.sides import PLUGIN
+from vllm_dflash.tools.completions import Request, complete, encode
 from vllm_dflash.tools.prompts import read_prompts
-from vllm_dflash.tools.server import EngineDied
+from vllm_dflash.tools.server import EngineDied, Server
 from vllm_dflash.tools.verify.divergence import Text, compare_all
+from vllm_dflash.tools.verify.verify_command import plain_server
 
 OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -44,8 +44,8 @@ SECONDS_AT_A_TIME = 15.0
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Settings of both engines: compiled, with graphs, and so few blocks that they preempt."""
-    found: dict[str, Any] = {"model": str(DEMO / "target"), "dtype": options.dtype, "seed": 0}
-    found |= {"disable_log_stats": False, "max_model_len": 512, "max_num_seqs": options.most}
+    found: dict[str, Any] = {"dtype": options.dtype, "seed": 0}
+    found |= {"max_model_len": 512, "max_num_seqs": options.most}
     if options.backend:
         found["attention_config"] = {"backend": options.backend}
     if options.tiny:
@@ -55,28 +55,39 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return found | {"num_gpu_blocks_override": 400}
 
 
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Return these settings as flags of `vllm serve`."""
+    found = []
+    for name, value in settings.items():
+        written = (
+            [] if value is True else [str(value) if isinstance(value, str) else json.dumps(value)]
+        )
+        found += [f"--{name.replace('_', '-')}", *written]
+    return found
+
+
 def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
     """Fill `found` with results, and write it repeatedly."""
     log = options.file.parents[1] / "log" / f"{options.file.stem}-engine.log"
     asked = read_prompts(HELD_OUT, 2 if options.tiny else 40)
     tokens = (2, 8) if options.tiny else (3, 24, 64, 128)
-    engine = settings(options)
+    engine, target = settings(options), str(DEMO / "target")
     with (
-        EngineChild(
-            log.with_name(f"{options.file.stem}-plain.log"),
-            environment={"VLLM_PLUGINS": NO_PLUGIN},
-            **engine,
-        ) as beside,
+        plain_server(
+            log.with_name(f"{options.file.stem}-plain.log"), target, flags(engine)
+        ) as plain,
         EngineChild(
             log,
             "gpu.random_traffic:SoakedEngine.start",
             environment={"VLLM_PLUGINS": PLUGIN},
+            model=target,
             speculative_config=DFLASH,
+            disable_log_stats=False,
             **engine,
-        ) as child,
+        ) as ours,
     ):
-        plain, ours = beside.answers, child.answers
-        prompts = plain.encode(texts=asked)
+        plain.wait()
+        prompts = encode(plain, asked)
         requests = [Request(prompt, max(tokens)) for prompt in prompts]
         texts = [tuple(one.tokens) for one in complete(plain, requests, options.most)]
         facts = ours.facts()
@@ -104,14 +115,8 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         tell(options.file, found)
 
 
-def complete(plain: SteppedEngine, requests: Sequence[Request], concurrency: int) -> list[Finished]:
-    """Run requests to their end."""
-    answers = plain.complete(requests=[[*one] for one in requests], concurrency=concurrency)
-    return [Finished(*one) for one in answers]
-
-
 def differences(
-    plain: SteppedEngine,
+    plain: Server,
     prompts: list[list[int]],
     texts: list[tuple[int, ...]],
     written: list[Any],
@@ -123,9 +128,8 @@ def differences(
         Text(tuple(prompts[number]), texts[number][:limit], tuple(tokens), limit)
         for number, limit, tokens in written
     ]
-    diverged = compare_all(
-        compared, {*facts["stop_tokens"]}, lambda asked: complete(plain, asked, options.most)
-    )
+    ask = partial(complete, plain, concurrency=options.most)
+    diverged = compare_all(compared, {*facts["stop_tokens"]}, ask)
     tie = TIES[options.dtype]
     return [
         f"prompt {number}, {limit} tokens, position {one.position}: {one.regret:.3g} nat"

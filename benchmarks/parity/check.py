@@ -83,7 +83,7 @@ def check_parity(
         temporary_logs("vllm-dflash-parity-") as logs,
     ):
         with EngineChild(logs / "engine.log", START, **arguments) as child:
-            recordings = record_prompts(child.answers, prompts, tokens, Path(folder), progress)
+            recordings = record_prompts(child, prompts, tokens, Path(folder), progress)
         with progress.stage("loading the reference"):
             kind = getattr(torch, dtype)
             oracle = Oracle.load(target, drafter, kind, revision, drafter_overrides)
@@ -107,7 +107,7 @@ def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) 
 
 
 def record_prompts(
-    engine: RecordedAnswers,
+    engine: RecordedAnswers | EngineChild,
     prompts: Sequence[Prompt],
     tokens: int,
     folder: Path,

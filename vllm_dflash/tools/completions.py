@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple, cast
@@ -52,17 +53,23 @@ def counts(server: Server) -> dict[str, float]:
     drafts (a request's steps that verified any), draft_tokens, accepted_tokens. Empty without
     speculative decoding.
     """
+    return {
+        name.removeprefix(SPEC_METRICS).removesuffix("_total"): value
+        for name, value in read_metrics(server).items()
+        if name.startswith(SPEC_METRICS) and name.endswith("_total")
+    }
+
+
+def read_metrics(server: Server) -> dict[str, float]:
+    """Read what a server tells Prometheus: the sum of each metric over its labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
     with server.answer("/metrics") as response:
-        metrics = response.read().decode()
-    return {
-        family.name.removeprefix(SPEC_METRICS): sum(
-            sample.value for sample in family.samples if sample.name.endswith("_total")
-        )
-        for family in text_string_to_metric_families(metrics)
-        if family.name.startswith(SPEC_METRICS) and family.type == "counter"
-    }
+        families = text_string_to_metric_families(response.read().decode())
+    found = defaultdict[str, float](float)
+    for sample in (sample for family in families for sample in family.samples):
+        found[sample.name] += sample.value
+    return found
 
 
 def complete(

@@ -21,6 +21,7 @@ from vllm_dflash.tools.bench.bench_setup import (
 from vllm_dflash.tools.bench.comparison import Comparison, without_details
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side
+from vllm_dflash.tools.completions import read_metrics
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.server_process import FACTS_PATH
@@ -125,23 +126,14 @@ def measure_steps(server: Server, cell: Cell, seed: int, file: Path) -> dict[str
     Raises:
         ValueError: not all requests decoded together.
     """
-    before = _read_metrics(server)
+    before = read_metrics(server)
     result = measure(server, cell, seed, file)
-    after = _read_metrics(server)
+    after = read_metrics(server)
     seconds, count, preempted = (after[name] - before[name] for name in METRICS)
     needed = result["total_input_tokens"] + result["total_output_tokens"]
     if preempted or needed > server.ask(FACTS_PATH)["cache_tokens"]:
         raise ValueError(DOES_NOT_FIT.format(all=cell.concurrency))
     return result | {STEP: seconds / count}
-
-
-def _read_metrics(server: Server) -> dict[str, float]:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    with server.answer("/metrics") as response:
-        families = text_string_to_metric_families(response.read().decode())
-    samples = (sample for family in families for sample in family.samples)
-    return {sample.name: sample.value for sample in samples if sample.name in METRICS}
 
 
 def rejected(side: Side, result: dict[str, Any]) -> dict[str, Any]:
