@@ -98,12 +98,12 @@ def test_commands_ask_for_it(
 
     assert cli.main(["bench", *PAIR, "--quick", "--out", str(tmp_path)]) == 0
     monkeypatch.setattr(demonstration, "demonstrate", stop)
+    monkeypatch.setattr("vllm_dflash.tools.server.Server", lambda log, target, flags, **_: flags)
     cli.main(["demo", *PAIR, "--out", str(tmp_path)])
     monkeypatch.setattr(verify_command, "verify_pair", stop)
     config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
     cli.main(["verify", *PAIR[:2], "--speculative-config", config])
-    ((demo_engine, *_), _), (_, verify_named) = asked
-    flags = comparisons[0].servers.flags
-    assert flags[flags.index("--dtype") + 1 :][:1] == [dtype] if dtype else "--dtype" not in flags
-    assert demo_engine.get("dtype") == dtype
+    ((start, sides, *_), _), (_, verify_named) = asked
+    for flags in (comparisons[0].servers.flags, start(sides[0])):
+        assert flags[flags.index("--dtype") + 1] == dtype if dtype else "--dtype" not in flags
     assert verify_named.get("dtype") == dtype

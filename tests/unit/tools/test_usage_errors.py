@@ -31,7 +31,7 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["inspect"], "required"),
         (["verify", *SPECULATIVE[:3], "{"], "not JSON"),
         (["verify", *SPECULATIVE, "--tie", "nan"], "nan is not a non-negative number"),
-        (["bench", "--seconds", "inf"], "inf is not a positive number of seconds"),
+        (["bench", "--rounds", "0"], "0 is not a positive whole number"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
 )
