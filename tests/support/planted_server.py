@@ -1,4 +1,4 @@
-"""`vllm serve` whose verification of drafts is at fault, as the file `$PLANTED` says in each step.
+"""The demo's `vllm serve`, whose verification is at fault as the file `$PLANTED` says in each step.
 
 The module is imported in the engine's process, too, whichever way that is started.
 """
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.v1.engine import async_llm
 from vllm.v1.sample import rejection_sampler
 
 from vllm_dflash.tools import server_process
+from vllm_dflash.tools.demo.demo_server import StepCollector
 
 PLACEHOLDER = -1
 CLOSE = 0.1
@@ -72,4 +74,5 @@ if "PLANTED" in os.environ:
 if __name__ == "__main__":
     from vllm.entrypoints.cli.main import main
 
+    async_llm.RequestOutputCollector = StepCollector
     server_process.run(main)

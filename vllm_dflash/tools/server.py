@@ -31,7 +31,6 @@ from vllm_dflash.tools.server_process import FACTS_PATH, REFUSAL, REFUSED, SECON
 
 HOST = "127.0.0.1"
 """Other machines cannot reach the servers."""
-PROGRAM = (sys.executable, "-m", server_process.__name__)
 NAMED_ELSEWHERE = ("--model", "--spec", "-sc")
 """How flags begin that set the target or the speculative config."""
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -82,6 +81,7 @@ class Server:
         *,
         speculative_config: Mapping[str, Any] | None = None,
         environment: Mapping[str, str | None] = MappingProxyType({}),
+        module: str = server_process.__name__,
     ) -> None:
         """Start the process, without waiting for it.
 
@@ -92,6 +92,7 @@ class Server:
             speculative_config: as for `vllm serve`.
             environment: variables to set for the process, or None to unset one; the others are
                 this process's.
+            module: what runs `vllm serve` when it is run as a program.
 
         Raises:
             ValueError: the flags set what other arguments do.
@@ -101,7 +102,8 @@ class Server:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._port = _free_port()
-        command = [*PROGRAM, "serve", model, *flags, "--host", HOST, "--port", str(self._port)]
+        command = [sys.executable, "-m", module, "serve", model, *flags]
+        command += ["--host", HOST, "--port", str(self._port)]
         command += ["--middleware", f"{server_process.__name__}.FactsMiddleware"]
         if speculative_config is not None:
             command += ["--speculative-config", json.dumps(speculative_config)]

@@ -96,6 +96,7 @@ def run(main: Callable[[], None]) -> None:
     All processes of this group end, so that they do not keep their memory.
     """
     threading.Thread(target=_end_without, args=[os.getppid()], daemon=True).start()
+    sys.argv[0] = "vllm"
     try:
         main()
     except ValueError as error:
@@ -116,5 +117,4 @@ def _end_without(parent: int) -> None:
 if __name__ == "__main__":
     from vllm.entrypoints.cli.main import main
 
-    sys.argv[0] = "vllm"
     run(main)

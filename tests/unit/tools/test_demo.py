@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import RequestOutputKind
 
 from support import DEMO
 from support.instant_server import InstantServer
@@ -16,6 +19,7 @@ from vllm_dflash.tools.bench import bench_pair
 from vllm_dflash.tools.bench.sides import Side, make_sides
 from vllm_dflash.tools.completions import Finished, Request, complete
 from vllm_dflash.tools.demo import demonstration
+from vllm_dflash.tools.demo.demo_server import StepCollector
 from vllm_dflash.tools.demo.demonstration import (
     PROMPT_SHOWN,
     Demonstration,
@@ -264,3 +268,25 @@ def test_a_target_that_chats_is_asked_questions() -> None:
     for each in started:
         prompts = {"".join(map(chr, asked["prompt"])) for asked in each.asked}
         assert prompts == {f"<{question}>" for question in questions}
+
+
+def test_a_stream_has_one_message_for_each_step() -> None:
+    """vLLM joins those that wait; an error overtakes them."""
+
+    def step(number: int) -> Any:
+        return SimpleNamespace(token_ids=[number])
+
+    async def read() -> list[Any]:
+        collector = StepCollector(RequestOutputKind.DELTA, "request")
+        assert collector.get_nowait() is None
+        for number in range(3):
+            collector.put(step(number))
+        outputs: list[Any] = [collector.get_nowait(), await collector.get(), await collector.get()]
+        assert collector.get_nowait() is None
+        collector.put(step(3))
+        collector.put(ValueError("an error"))
+        with pytest.raises(ValueError, match="an error"):
+            await collector.get()
+        return [token for output in outputs for token in output.token_ids]
+
+    assert asyncio.run(read()) == [0, 1, 2]

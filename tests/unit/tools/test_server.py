@@ -22,19 +22,19 @@ from vllm_dflash.tools import server, server_process
 from vllm_dflash.tools.completions import Finished, Request, complete, counts, decode, encode, steps
 from vllm_dflash.tools.server import EngineDied, Server, temporary_logs
 
+FAKE = "support.fake_server"
 Start = Callable[..., Server]
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start a server that answers as `fake_server.py` does."""
-    monkeypatch.setattr(server, "PROGRAM", (sys.executable, "-m", "support.fake_server"))
     monkeypatch.setattr(server, "SECONDS_BETWEEN_LOOKS", 0.05)
 
     def start(model: str = "target", *flags: str, **named: Any) -> Server:
         environment = importing_support() | named.pop("environment", {})
         log = tmp_path / "logs" / "log"
-        return Server(log, model, flags, environment=environment, **named)
+        return Server(log, model, flags, environment=environment, module=FAKE, **named)
 
     return start
 
@@ -168,13 +168,14 @@ from vllm_dflash.tools import cli, server
 from vllm_dflash.tools.demo import demo_command
 
 folder, model = Path(sys.argv[1]), sys.argv[2]
-server.PROGRAM = (sys.executable, "-m", "support.fake_server")
 if model == "stubborn":
     server.SECONDS_TO_STOP = 0.5
 environment = importing_support() | {"MARK": str(folder / "up")}
 
 def run_demo(parsed):
-    with server.Server(folder / "log", model, environment=environment) as one:
+    with server.Server(
+        folder / "log", model, environment=environment, module="support.fake_server"
+    ) as one:
         (folder / "pid").write_text(str(one._process.pid))
         one.wait()
         (folder / "up").touch()
@@ -185,8 +186,10 @@ sys.exit(cli.main(["demo", "--target", "t", "--drafter", "d"]))
 """
 
 
-@pytest.mark.parametrize("model", ["stubborn", "sound"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("how", "model"),
+    [(signal.SIGKILL, "stubborn"), (signal.SIGTERM, "stubborn"), (signal.SIGINT, "sound")],
+)
 def test_a_command_that_ends_takes_its_servers_with_it(
     tmp_path: Path, how: signal.Signals, model: str
 ) -> None:

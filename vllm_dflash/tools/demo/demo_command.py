@@ -108,6 +108,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
             flags,
             speculative_config=side.speculative_config,
             environment=side.environment(),
+            module="vllm_dflash.tools.demo.demo_server",
         )
 
     sides = make_sides(pair.drafter, native_k)
