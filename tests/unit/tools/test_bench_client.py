@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pandas")
 
 from support import DEMO
-from vllm_dflash.tools.bench.bench_client import Cell, measure, read_early
+from vllm_dflash.tools.bench.bench_runs import Cell, measure, read_early
 from vllm_dflash.tools.server import EngineDied
 
 TOKENS = 3

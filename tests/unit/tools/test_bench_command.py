@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_runs import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 
 TARGET = ["--target", str(DEMO / "target")]

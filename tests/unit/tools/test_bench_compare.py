@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from vllm_dflash.tools.bench import sides
-from vllm_dflash.tools.bench.bench_client import Cell
 from vllm_dflash.tools.bench.bench_command import run_and_report
-from vllm_dflash.tools.bench.bench_record import Record, describe
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_result import Record
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
+from vllm_dflash.tools.bench.bench_setup import describe
 from vllm_dflash.tools.bench.sides import SideServers, make_sides
 from vllm_dflash.tools.cli import run_command
 from vllm_dflash.tools.console import COULD_NOT_RUN
@@ -114,6 +114,7 @@ def test_warm_up_does_not_count(tmp_path: Path, servers: type[InstantServer]) ->
     one.run()
     assert [m["round"] for m in one.record.measurements] == [0] * 6 + [1] * 6 + [2] * 6
     assert one.record.measurements[0]["result"] == {"output_throughput": 7.0 * 7}  # no details
+    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("flags", [[], ["--kv-cache-memory-bytes", "9"]])

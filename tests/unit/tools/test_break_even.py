@@ -15,9 +15,8 @@ from vllm.platforms import current_platform
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.bench_client import Cell
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
 from vllm_dflash.tools.bench.break_even import check_drafts, measure_steps, verifying_side
-from vllm_dflash.tools.bench.comparison import Comparison
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
 from vllm_dflash.tools.bench.sides import PLAIN, SideServers
 

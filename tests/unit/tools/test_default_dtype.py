@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_runs import Comparison
 from vllm_dflash.tools.default_dtype import IN_FLOAT32, choose_dtype
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.progress import Progress

@@ -1,9 +1,12 @@
-"""Makes tables of vLLM's results: medians, and ratios of paired rounds."""
+"""Results of a benchmark: tables of medians and paired ratios, and the files that keep them."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import numpy.typing as npt
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 from vllm_dflash.tools.tables import Table
 
+SCHEMA = "vllm-dflash.bench/3"
 CONCURRENCY = "concurrency"
 THROUGHPUT = "output_throughput"
 SEEN = {
@@ -93,3 +97,73 @@ def waits_table(results: Results, load: str) -> Table:
             rows.append([str(setting), side.name, *(cell.replace("nan", "-") for cell in cells)])
     title = f"{load}: ms to the first token (TTFT) and per token after it (TPOT), median of rounds"
     return Table(title, [CONCURRENCY, "side", *SEEN], rows, words=(1,))
+
+
+MakeTable = Callable[[Results, str], Table]
+
+
+@dataclass
+class Record:
+    """Everything that goes into `result.json`, and how it is shown."""
+
+    about: dict[str, Any]
+    """Command line, pair, flags of the servers, cells, versions, machine."""
+    sides: list[Side]
+    rounds: int
+    """Rounds asked for; fewer may have been measured."""
+    table_makers: Sequence[MakeTable] = (throughput_table, waits_table)
+    """Tables of a load; the first one is also shown between rounds."""
+    plots: bool = True
+    """Whether there is a plot of such results."""
+    rounds_complete: int = 0
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+    """Measurements of complete rounds: round, load, setting (requests in flight), side, and vLLM's
+    result."""
+
+    def finish_round(self, measurements: list[dict[str, Any]]) -> None:
+        """Add the measurements of a complete round."""
+        self.measurements += measurements
+        self.rounds_complete += 1
+
+    @property
+    def results(self) -> Results:
+        """Results of complete rounds."""
+        return Results(self.sides, self.measurements)
+
+    @property
+    def tables(self) -> list[Table]:
+        """Tables of `result.md`."""
+        return [
+            make(self.results, load) for load in self.results.loads for make in self.table_makers
+        ]
+
+    def write(self, out: Path) -> None:
+        """Write `result.json` and `result.md`."""
+        kept = {
+            "schema": SCHEMA,
+            "about": self.about,
+            "sides": [asdict(side) for side in self.sides],
+            "rounds": self.rounds,
+            "rounds_complete": self.rounds_complete,
+            "measurements": self.measurements,
+        }
+        # If this is interrupted, the file of the previous round remains.
+        unfinished = out / "result.unfinished"
+        unfinished.write_text(json.dumps(kept, indent=1))
+        unfinished.replace(out / "result.json")
+        parts = [self._head(), *(table.markdown() for table in self.tables)]
+        parts += ["![](result.png)\n"] * self.plots
+        (out / "result.md").write_text("\n".join(parts))
+
+    def _head(self) -> str:
+        about = self.about
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        preloaded = ", ".join(about["preloaded"]) or "nothing"
+        return (
+            "# vllm-dflash bench\n\n"
+            f"{self.rounds_complete} of {self.rounds} rounds are complete.\n\n"
+            f"- pair: {about['pair']}\n"
+            f"- versions: {versions}\n"
+            f"- machine: {about['cpu']}, {about['cores']} cores; preloaded: {preloaded}\n"
+            f"- command: `{about['command']}`\n"
+        )

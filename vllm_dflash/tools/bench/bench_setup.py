@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.bench.bench_client import Cell, read_early
 from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
-from vllm_dflash.tools.bench.bench_record import Record, describe
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_result import Record
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, read_early
 from vllm_dflash.tools.bench.sides import CACHE_SIZE, Side, SideServers, make_sides
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import Progress
@@ -142,6 +145,30 @@ def build(
         progress,
         parsed.warmup_rounds,
     )
+
+
+def describe(
+    command: list[str], pair: str, flags: Sequence[str], cells: Sequence[Cell]
+) -> dict[str, Any]:
+    """Return what a reader needs to know about the results. `flags`: those of the servers."""
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return {
+        "command": shlex.join(command),
+        "pair": pair,
+        "flags": shlex.join(flags),
+        "cells": [asdict(cell) for cell in cells],
+        "versions": {},  # filled in by the servers
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "preloaded": [Path(library).name for library in preloaded],
+    }
+
+
+def cpu_name() -> str:
+    """Return the CPU's name according to the system."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
+    return found[1] if found else platform.processor() or "unknown"
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:

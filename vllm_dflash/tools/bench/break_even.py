@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from vllm.platforms import current_platform
 
-from vllm_dflash.tools.bench.bench_client import Cell, measure
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results, Rounds, spread
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, measure, without_details
 from vllm_dflash.tools.bench.bench_setup import (
     build,
     check_concurrency,
     distinct,
     server_flags,
 )
-from vllm_dflash.tools.bench.comparison import Comparison, without_details
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side
 from vllm_dflash.tools.completions import read_metrics
