@@ -59,10 +59,9 @@ def flags(settings: dict[str, Any]) -> list[str]:
     """Return these settings as flags of `vllm serve`."""
     found = []
     for name, value in settings.items():
-        written = (
-            [] if value is True else [str(value) if isinstance(value, str) else json.dumps(value)]
-        )
-        found += [f"--{name.replace('_', '-')}", *written]
+        found.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            found.append(value if isinstance(value, str) else json.dumps(value))
     return found
 
 
