@@ -14,7 +14,7 @@
 # make fuzz    hypothesis with new random examples, many of them
 # make gpu     on a machine with a GPU: kernels, texts, tests, a soak, bench; writes docs/gpu.md. In
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
-# make figures measure again what README claims: half an hour alone on the machine; writes its table,
+# make figures measure again what README claims: hours, alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
 .PHONY: demo check test test-all setup test-unit test-long test-engine test-v2 test-emulated test-next
 .PHONY: test-cluster test-server test-rest
@@ -52,7 +52,7 @@ LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_
     config/test_who_runs.py config/test_target_class.py engine/test_kernels_compile.py \
     engine/test_proposer.py engine/test_warm.py planning/test_host_limit.py \
     planning/test_pipeline.py test_compatibility.py \
-    test_security.py tools/test_engine_process.py)
+    test_security.py tools/test_server.py)
 test-long:
 	$(ONE_THREAD) scripts/run.sh pytest $(LONG) $(PYTEST_ARGS)
 
@@ -113,11 +113,11 @@ faults: setup
 	PYTHONPATH=tests scripts/run.sh python -m faults.plant $(ARGS)
 
 FIGURES = $(SMOLLM2) --prompts models/smollm2/human_eval.jsonl models/smollm2/chat.jsonl \
-    --native-k 1 3 --concurrency 1 8 32 --tokens 192 --seconds 8 --rounds 3 \
-    --warmup-rounds 0 --max-num-seqs 32 --kv-cache-memory-bytes 450000000
+    --native-k 1 3 --concurrency 1 8 32 --output-len 192 --rounds 3 --warmup-rounds 0 \
+    --max-num-seqs 32 --out out/figures -- --kv-cache-memory-bytes 450000000
 figures: setup
 	scripts/run.sh python examples/smollm2_target.py
-	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES) --out out/figures
+	VLLM_USE_AOT_COMPILE=0 scripts/run.sh vllm-dflash bench $(FIGURES)
 	scripts/run.sh python benchmarks/figures.py out/figures/result.json
 
 # Not in .venv, which is for CPUs. Uses the Python that has vLLM's CUDA build.

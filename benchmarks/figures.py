@@ -16,19 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from vllm_dflash.tools.bench.bench_plan import CLOSED
-from vllm_dflash.tools.bench.bench_report import Results, comparison_table, throughput_table
+from vllm_dflash.tools.bench.bench_result import Results, throughput_table
 from vllm_dflash.tools.bench.plot import plot_panels
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 
 ROOT = Path(__file__).parents[1]
 RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
-NAMES = {
-    "human_eval": "code (HumanEval)",
-    "chat": "chat",
-    "": "the demo pair's",
-}
-"""README's names of prompts and engines."""
+NAMES = {"human_eval": "code (HumanEval)", "held_out": "the demo pair's"}
+"""README's names of prompts, if not those of their files."""
 FROM, TO = "<!-- from here on written by `make figures` -->", "<!-- to here -->"
 
 
@@ -36,17 +31,16 @@ def kept(result: dict[str, Any]) -> str:
     """Return the raw numbers of a run as JSON, one line for each measurement.
 
     Raises:
-        ValueError: fewer than two rounds are complete, or the run has other loads or engines than
-            README names.
+        ValueError: fewer than two rounds are complete, or the run has other servers than README
+            names.
     """
     sides = {side["name"] for side in result["sides"]}
-    loads = {one["load"].partition(",")[0] for one in result["measurements"]}
     if result["rounds_complete"] < 2:
         raise ValueError("fewer than 2 rounds are complete")
-    if loads != {CLOSED} or not {PLAIN, OURS} < sides:
-        raise ValueError(f"README's table is of other loads and engines: {loads}, {sides}")
-    head = {name: value for name, value in result.items() if name not in ("measurements", "where")}
-    numbers = [json.dumps({**one, "stats": None}) for one in result["measurements"]]
+    if not {PLAIN, OURS} < sides:
+        raise ValueError(f"README's table is of other servers: {sides}")
+    head = {name: value for name, value in result.items() if name != "measurements"}
+    numbers = [json.dumps(one) for one in result["measurements"]]
     return f'{json.dumps(head)[:-1]}, "measurements": [\n' + ",\n".join(numbers) + "\n]}\n"
 
 
@@ -89,7 +83,7 @@ def readme_part(raw: dict[str, Any]) -> str:
 
 def prompts_of(load: str) -> str:
     """Return README's name of a load: its prompts, and the temperature if there is one."""
-    return ", ".join(NAMES.get(name, name) for name in load.split(", ")[1:] or [""])
+    return ", ".join(NAMES.get(name, name) for name in load.split(", "))
 
 
 def page_part(raw: dict[str, Any]) -> str:
@@ -102,11 +96,7 @@ def page_part(raw: dict[str, Any]) -> str:
         f" {versions}; preloaded: {preloaded}. `scripts/run.sh {about['command']}`"
     )
     results = results_of(raw)
-    tables = [
-        table(results, load)
-        for load in results.loads
-        for table in (throughput_table, comparison_table)
-    ]
+    tables = [throughput_table(results, load) for load in results.loads]
     parts = [table.markdown().replace(f"## {table.title}", f"{table.title}:") for table in tables]
     return "\n".join([head, "", *parts]).rstrip()
 

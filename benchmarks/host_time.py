@@ -28,12 +28,13 @@ from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import numpy as np
+from engine_child import EngineChild
 
 from demo_models import DEMO, DFLASH
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, OURS, PLAIN, PLUGIN
 from vllm_dflash.tools.console import print_report, terminable
-from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.progress import Progress, progress_on
+from vllm_dflash.tools.server import temporary_logs
 from vllm_dflash.tools.tables import Table
 
 NATIVE, UNDRAFTED = "native K=7", "ours without blocks"
@@ -193,9 +194,9 @@ def measure(requests: int, options: Any, logs: Path, progress: Progress) -> dict
         children = {}
         for side in SIDES:
             plugins = NO_PLUGIN if side in (PLAIN, NATIVE) else PLUGIN
-            child = EngineProcess(
+            child = EngineChild(
                 logs / f"{side.replace(' ', '-')}-{requests}.log",
-                start="host_time:HostSide",
+                "host_time:HostSide",
                 environment={**variables, "VLLM_PLUGINS": plugins},
                 side=side,
                 requests=requests,

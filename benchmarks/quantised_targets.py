@@ -26,7 +26,7 @@ from figures import results_of
 from safetensors.torch import save_file
 
 from support.quantised import quantise
-from vllm_dflash.tools.bench.bench_report import Results, spread
+from vllm_dflash.tools.bench.bench_result import Results, spread
 from vllm_dflash.tools.bench.sides import OURS, PLAIN
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import progress_on
@@ -69,6 +69,7 @@ def measure(target: Path, out: Path, options: list[str]) -> Results:
     """Run plain decoding and ours on this target."""
     pair = ["--target", str(target), "--drafter", str(DRAFTER), "--prompts", *PROMPTS]
     command = ["vllm-dflash", "bench", *pair, *NO_NATIVE, *options, "--out", str(out)]
+    command += ["--", "--enforce-eager"]
     subprocess.run(command, check=True)
     return results_of(json.loads((out / "result.json").read_text()))
 
@@ -80,12 +81,12 @@ def table(found: dict[str, Results], dtype: str) -> Table:
         for load in results.loads:
             for setting in results.settings(load):
                 plain, ours = (results.rounds(load, setting, side) for side in (PLAIN, OURS))
-                lengths = results.rounds(load, setting, OURS, "tokens_per_output")
-                cells = [target, load.removeprefix("closed, "), str(setting)]
+                lengths = results.rounds(load, setting, OURS, "spec_decode_acceptance_length")
+                cells = [target, load, str(setting)]
                 cells += [f"{np.median(lengths):.2f}", f"{np.median(plain):.1f}"]
                 rows.append([*cells, f"{np.median(ours):.1f}", spread(ours / plain)])
     heads = ["target", "prompts", "requests", "tokens a step", "plain", "ours", "ours / plain"]
-    title = f"tokens/s, medians of rounds; activations in {dtype}"
+    title = f"tokens/s, tokens a step that verifies, medians of rounds; activations in {dtype}"
     return Table(title, heads, rows, words=(0, 1))
 
 
@@ -97,13 +98,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/quantised"))
     parser.add_argument("--concurrency", nargs="+", default=["1", "8"])
     parser.add_argument("--rounds", default="3")
-    parser.add_argument("--seconds", default="6")
+    parser.add_argument("--num-prompts", default="24", help="of a measurement")
     parser.add_argument("--dtype", help="of activations (default: the target's, or float32)")
     parsed = parser.parse_args()
     parsed.out.mkdir(parents=True, exist_ok=True)
     dtype = choose_dtype(parsed.dtype, progress_on(), str(TARGET)).get("dtype", "bfloat16")
     options = ["--concurrency", *parsed.concurrency, "--rounds", parsed.rounds]
-    options += ["--seconds", parsed.seconds, "--dtype", dtype, "--enforce-eager"]
+    options += ["--num-prompts", parsed.num_prompts, "--dtype", dtype]
     found = {
         name: measure(target, parsed.out / f"bench-{target.name}", options)
         for name, target in targets(parsed.out).items()

@@ -33,7 +33,6 @@ from pathlib import Path
 import psutil
 
 from demo_models import HELD_OUT
-from gpu.gpu_forks import ForkServer
 from gpu.gpu_machine import NO_GPU, ROOT, describe_machine, kind_of, lacking
 from gpu.gpu_models import forget_models
 from gpu.gpu_plan import LONGEST, Part, chosen, environment, list_of, plan, plan_dry_run
@@ -131,10 +130,7 @@ def run_all(
         progress.say(f"{name}: {found.outcome}: {found.words}")
         return found
 
-    with (
-        ForkServer(variables, out / "log" / "forks.log"),
-        ThreadPoolExecutor(options.at_once) as pool,
-    ):
+    with ThreadPoolExecutor(options.at_once) as pool:
         jobs = [pool.submit(run_one, *numbered) for numbered in enumerate(parts, 1)]
         try:
             for job in as_completed(jobs):

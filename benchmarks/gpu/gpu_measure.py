@@ -12,15 +12,16 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
+from engine_child import EngineChild
+
 from demo_models import DEMO, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_models import models_folder
 from gpu.gpu_sizes import ADAPTIVE, SIZES, TINY, Load, Size, side_of
 from vllm_dflash.tools.bench.bench_pair import widened_demo
-from vllm_dflash.tools.bench.sides import PLUGIN, side_environment
-from vllm_dflash.tools.engine_answers import EngineAnswers
-from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
+from vllm_dflash.tools.bench.sides import PLUGIN
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import EngineDied
 
 TELLING = re.compile(
     r"vllm-dflash \S+ is active.*|draft lengths .*|Using \S+ (?:attention )?backend.*|"
@@ -41,7 +42,7 @@ def prompts_for(load: Load, held_out: list[list[int]], concurrency: int) -> list
 
 
 def measure_all(
-    engine: EngineAnswers, size: Size, settings: Iterable[Setting], deadline: float
+    engine: EngineChild, size: Size, settings: Iterable[Setting], deadline: float
 ) -> Iterable[tuple[Setting, list[dict[str, Any]]]]:
     """Yield windows of each setting while there is time for one more setting.
 
@@ -84,17 +85,17 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
     log = file.parents[1] / "log" / f"{file.stem}-engine.log"
     _tell(f"starting the engine, its log is {log}")
     try:
-        with EngineProcess(
+        with EngineChild(
             log,
-            environment=side_environment(side.plugins),
+            environment={"VLLM_PLUGINS": side.plugins},
             model=pair.target,
             speculative_config=side.speculative_config,
             max_model_len=max(load.longest for load, _ in fitting),
             enable_prefix_caching=True,  # only decoding is measured
             **size.engine,
-        ) as process:
-            found["facts"] = process.answers.facts()
-            measured = measure_all(process.answers, size, fitting, deadline)
+        ) as child:
+            found["facts"] = child.facts()
+            measured = measure_all(child, size, fitting, deadline)
             for number, ((load, count), results) in enumerate(measured, 1):
                 setting = {
                     "load": f"{size.name}, {load.name}",
@@ -106,7 +107,7 @@ def measure(size: Size, side_name: str, seconds: float, memory_gib: float, file:
                 found["verdict"] = f"{number} of {len(settings)} settings"
                 found["gpu_memory_mib"] = " ".join(ask_gpu("memory.used"))
                 if side.plugins == PLUGIN:
-                    found["stats"] = process.answers.dflash_stats()[0]
+                    found["stats"] = child.dflash_stats()[0]
                 found["log"] = telling_lines(log)
                 file.write_text(json.dumps(found, indent=1))
     except (EngineDied, ValueError) as error:

@@ -52,11 +52,6 @@ class Part:
         return self.name.replace(" ", "-").replace("=", "")
 
     @property
-    def imports_vllm(self) -> bool:
-        """Whether it is a module of this folder, which may be forked; pytest imports by itself."""
-        return self.command[2].startswith("gpu.")
-
-    @property
     def limit(self) -> float:
         """Seconds after which it is ended."""
         return min(2 * self.seconds, LONGEST)
@@ -183,10 +178,10 @@ def _smollm2_speed(seconds: float) -> Part:
     """Measure a real model, all engines side by side."""
     pair = ("--target", str(SMOLLM2 / "target"), "--drafter", str(SMOLLM2 / "drafter"))
     load = ("--prompts", str(SMOLLM2 / "human_eval.jsonl"), "--concurrency", "1", "8", "32", "64")
-    windows = ("--tokens", "192", "--seconds", "3", "--rounds", "3")
+    answers = ("--output-len", "192", "--rounds", "3")
     sides = ("--native-k", "3", "7", "--beside", *BESIDE)
-    memory = ("--kv-cache-memory-bytes", str(4 << 30), "--out", str(ROOT / "out/gpu/smollm2"))
-    words = ("bench", *pair, *load, *windows, *sides, *memory)
+    memory = ("--out", str(ROOT / "out/gpu/smollm2"), "--", "--kv-cache-memory-bytes", str(4 << 30))
+    words = ("bench", *pair, *load, *answers, *sides, *memory)
     command = (sys.executable, "-m", "vllm_dflash.tools.cli", *words)
     return Part("SmolLM2 on HumanEval", seconds, command, SPEED)
 

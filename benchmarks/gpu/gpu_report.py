@@ -14,8 +14,8 @@ from gpu.gpu_machine import together, version_of
 from gpu.gpu_plan import LONGEST, Part
 from gpu.gpu_run import Outcome
 from gpu.gpu_sizes import SIZES
-from vllm_dflash.tools.bench.bench_report import Results, comparison_table, throughput_table
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
+from vllm_dflash.tools.bench.bench_result import Results, throughput_table
+from vllm_dflash.tools.bench.sides import PLAIN, Side
 from vllm_dflash.tools.tables import Table
 
 HEAD = """\
@@ -173,8 +173,6 @@ def names(results: Results) -> set[str]:
 def load_tables(results: Results, load: str, is_real: bool) -> list[Table]:
     """Make tables of every side's steps and, if acceptance is real, of tokens/s."""
     tables = [throughput_table(results, load)] if is_real else []
-    if is_real and names(results) >= {OURS, PLAIN}:
-        tables.append(comparison_table(results, load))
     return [*tables, steps_table(results, load)]
 
 

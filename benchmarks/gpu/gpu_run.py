@@ -16,12 +16,11 @@ from typing import Any
 
 import psutil
 
-from gpu.gpu_forks import can_fork, forked
 from gpu.gpu_machine import ROOT, kind_of, version_of
 from gpu.gpu_plan import RESULT, Part
 from vllm_dflash.tools.console import INTERRUPTED
-from vllm_dflash.tools.engine_process import LAST_LINES
 from vllm_dflash.tools.progress import Tell
+from vllm_dflash.tools.server import LAST_LINES
 
 PASSED, FAILED, SKIPPED, REFUSED = "passed", "failed", "skipped", "refused by vLLM"
 UNFINISHED = "broken off"
@@ -160,7 +159,7 @@ def _execute(
     """Return the exit code; None: it was ended. `news` gets the seconds at each new result."""
     command = [str(result) if word == RESULT else word for word in part.command]
     with log.open("w") as told, result.open("w") as printed:
-        process = (forked if part.imports_vllm and can_fork(command) else psutil.Popen)(
+        process = psutil.Popen(
             command,
             cwd=ROOT,
             env=environment,

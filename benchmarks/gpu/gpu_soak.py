@@ -14,15 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine_child import EngineChild
+
 from demo_models import DEMO, DFLASH, HELD_OUT
 from gpu.gpu_machine import ask_gpu
 from gpu.gpu_measure import telling_lines
 from gpu.gpu_text import TIES
-from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLUGIN, side_environment
-from vllm_dflash.tools.engine_answers import EngineAnswers, Request, complete
-from vllm_dflash.tools.engine_process import EngineDied, EngineProcess
+from vllm_dflash.tools.bench.sides import PLUGIN
+from vllm_dflash.tools.completions import Request, complete, encode
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import EngineDied, Server
 from vllm_dflash.tools.verify.divergence import Text, compare_all
+from vllm_dflash.tools.verify.verify_command import plain_server
 
 OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -41,8 +44,8 @@ SECONDS_AT_A_TIME = 15.0
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Settings of both engines: compiled, with graphs, and so few blocks that they preempt."""
-    found: dict[str, Any] = {"model": str(DEMO / "target"), "dtype": options.dtype, "seed": 0}
-    found |= {"disable_log_stats": False, "max_model_len": 512, "max_num_seqs": options.most}
+    found: dict[str, Any] = {"dtype": options.dtype, "seed": 0}
+    found |= {"max_model_len": 512, "max_num_seqs": options.most}
     if options.backend:
         found["attention_config"] = {"backend": options.backend}
     if options.tiny:
@@ -52,35 +55,45 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return found | {"num_gpu_blocks_override": 400}
 
 
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Return these settings as flags of `vllm serve`."""
+    found = []
+    for name, value in settings.items():
+        found.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            found.append(value if isinstance(value, str) else json.dumps(value))
+    return found
+
+
 def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
     """Fill `found` with results, and write it repeatedly."""
     log = options.file.parents[1] / "log" / f"{options.file.stem}-engine.log"
     asked = read_prompts(HELD_OUT, 2 if options.tiny else 40)
     tokens = (2, 8) if options.tiny else (3, 24, 64, 128)
-    engine = settings(options)
+    engine, target = settings(options), str(DEMO / "target")
     with (
-        EngineProcess(
-            log.with_name(f"{options.file.stem}-plain.log"),
-            environment=side_environment(NO_PLUGIN),
-            **engine,
-        ) as beside,
-        EngineProcess(
+        plain_server(
+            log.with_name(f"{options.file.stem}-plain.log"), target, flags(engine)
+        ) as plain,
+        EngineChild(
             log,
-            start="gpu.random_traffic:SoakedEngine.start",
-            environment=side_environment(PLUGIN),
+            "gpu.random_traffic:SoakedEngine.start",
+            environment={"VLLM_PLUGINS": PLUGIN},
+            model=target,
             speculative_config=DFLASH,
+            disable_log_stats=False,
             **engine,
-        ) as process,
+        ) as ours,
     ):
-        plain, ours = beside.answers, process.answers
-        prompts = plain.encode(texts=asked)
+        plain.wait()
+        prompts = encode(plain, asked)
         requests = [Request(prompt, max(tokens)) for prompt in prompts]
         texts = [tuple(one.tokens) for one in complete(plain, requests, options.most)]
         facts = ours.facts()
         memory: list[int] = []
         begun, seed = time.monotonic(), options.seed
         while (left := options.seconds - (time.monotonic() - begun)) > 0:
-            told = ours.traffic(  # type: ignore[attr-defined]
+            told = ours.traffic(
                 prompts=prompts,
                 tokens=tokens,
                 others=OTHERS[:-1] if options.tiny else OTHERS,
@@ -93,7 +106,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
             found |= {"seen": told["seen"], "seconds": time.monotonic() - begun}
             found |= {"gpu_memory_mib": " ".join(map(str, memory[-1:])), "log": telling_lines(log)}
             tell(options.file, found)
-        told = ours.settle()  # type: ignore[attr-defined]
+        told = ours.settle()
         found |= {"seen": told["seen"], "stats": ours.dflash_stats()[0]}
         found["differ"] = differences(plain, prompts, texts, told["texts"], facts, options)
         found["texts"] = len(told["texts"])
@@ -102,7 +115,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def differences(
-    plain: EngineAnswers,
+    plain: Server,
     prompts: list[list[int]],
     texts: list[tuple[int, ...]],
     written: list[Any],

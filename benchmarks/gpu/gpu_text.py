@@ -12,11 +12,11 @@ from typing import Any
 
 from demo_models import DEMO, DFLASH, HELD_OUT
 from gpu.gpu_measure import telling_lines
-from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import EngineDied, Server
 from vllm_dflash.tools.verify.gate import EXACT, TIE, GateSettings, verify
-from vllm_dflash.tools.verify.verify_command import open_side
+from vllm_dflash.tools.verify.verify_command import plain_server
 
 # With such a small pair drafting may not pay, and then nothing would be verified.
 FIXED = {"draft_length": "fixed"}
@@ -36,7 +36,7 @@ TRACED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 
 def flags(options: argparse.Namespace) -> list[str]:
-    """Return flags of `vllm serve` for both engines: small, fixed sizes, because both run together.
+    """Return flags of both servers: small, fixed sizes, because both run together.
 
     An engine that asks how much memory is left while the other one allocates gets a useless answer.
     """
@@ -44,7 +44,7 @@ def flags(options: argparse.Namespace) -> list[str]:
     if options.tiny:
         found = ["--max-model-len", "256", "--max-num-seqs", "2"]
     room = 32 << 20 if options.tiny else 1 << 30
-    found += ["--async-scheduling", "--kv-cache-memory-bytes", str(room)]
+    found += ["--dtype", options.dtype, "--async-scheduling", "--kv-cache-memory-bytes", str(room)]
     if options.mode == "eager":
         found += ["--enforce-eager"]
     elif options.tiny:  # on an emulated GPU, which cannot compile
@@ -58,16 +58,15 @@ def compare(options: argparse.Namespace, logs: Path) -> dict[str, Any]:
     """Return the results of `verify` and the expected values. The verdict says what is wrong."""
     prompts = read_prompts(options.prompts, PROMPTS)
     settings = GateSettings(tuple(options.concurrency), options.tokens, TIES[options.dtype])
-    arguments: dict[str, Any] = {"flags": flags(options), "dtype": options.dtype}
     target, ours = str(DEMO / "target"), logs / f"{options.name}-dflash.log"
     speculative = DFLASH | ({} if options.planned else FIXED)
     speculative |= {"draft_tree": options.tree} if options.tree else {}
     speculative |= {"enable_adaptive_verification": True} if options.adaptive else {}
     # Both start at the same time, because starting takes most of the time.
-    with open_side(target, None, logs / f"{options.name}-plain.log", **arguments) as plain:
+    with plain_server(logs / f"{options.name}-plain.log", target, flags(options)) as plain:
         found = verify(
             prompts,
-            lambda: open_side(target, speculative, ours, **arguments),
+            lambda: Server(ours, target, flags(options), speculative_config=speculative),
             lambda: nullcontext(plain),
             settings,
             progress_on(),

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_dflash.tools.engine_answers import EngineAnswers
+from stepped_engine import SteppedEngine
 
 
-class SoakedEngine(EngineAnswers):
+class SoakedEngine(SteppedEngine):
     """Answers that include random traffic."""
 
     def __init__(self, engine: Any) -> None:

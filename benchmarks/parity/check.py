@@ -5,19 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from engine_child import EngineChild
 
 from parity.compare_recordings import compare
 from parity.oracle import Oracle
 from parity.parity_report import BUILT_IN, MAX_MODEL_LEN, TOKENS, ParityReport
-from parity.recorded_answers import START, RecordedAnswers, importing_benchmarks
+from parity.recorded_answers import START, RecordedAnswers
 from parity.recorder import RECORDED, Recording
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import temporary_logs
 
 Prompt = str | list[int]
 
@@ -81,11 +82,8 @@ def check_parity(
         tempfile.TemporaryDirectory(prefix="vllm-dflash-parity-") as folder,
         temporary_logs("vllm-dflash-parity-") as logs,
     ):
-        with EngineProcess(
-            logs / "engine.log", start=START, environment=importing_benchmarks(), **arguments
-        ) as process:
-            answers = cast("RecordedAnswers", process.answers)
-            recordings = record_prompts(answers, prompts, tokens, Path(folder), progress)
+        with EngineChild(logs / "engine.log", START, **arguments) as child:
+            recordings = record_prompts(child, prompts, tokens, Path(folder), progress)
         with progress.stage("loading the reference"):
             kind = getattr(torch, dtype)
             oracle = Oracle.load(target, drafter, kind, revision, drafter_overrides)
@@ -109,7 +107,7 @@ def engine_arguments(drafter: str, target: str, dtype: str, max_model_len: int) 
 
 
 def record_prompts(
-    engine: RecordedAnswers,
+    engine: RecordedAnswers | EngineChild,
     prompts: Sequence[Prompt],
     tokens: int,
     folder: Path,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-from vllm_dflash.tools.engine_answers import EngineAnswers
+from stepped_engine import SteppedEngine
 
 START = "parity.recorded_answers:RecordedAnswers.start"
-"""What an `EngineProcess` starts for these answers. It needs `importing_benchmarks`."""
+"""What an `EngineChild` starts for these answers."""
 
 
-class RecordedAnswers(EngineAnswers):
+class RecordedAnswers(SteppedEngine):
     """Answers of an engine with `RecordedDrafting` as worker extension."""
 
     def record(self, token_ids: list[int], tokens: int, file: str) -> list[int]:
@@ -22,9 +19,3 @@ class RecordedAnswers(EngineAnswers):
             pass
         self._engine.collective_rpc("take_recording", args=(file,))
         return list(finished[0].token_ids)
-
-
-def importing_benchmarks() -> dict[str, str]:
-    """Return the environment of a process that must find the modules of benchmarks/, too."""
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

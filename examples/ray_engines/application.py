@@ -41,7 +41,7 @@ def read_arguments(arguments: list[str]) -> Namespace:
     """Parse arguments as `vllm serve` does. Raises `ValueError` if it would print its usage."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from vllm_dflash.config.serve_arguments import make_arg_parser, validate_parsed_serve_args
+    from ray_engines.serve_arguments import make_arg_parser, validate_parsed_serve_args
 
     parser = make_arg_parser(FlexibleArgumentParser())
     try:

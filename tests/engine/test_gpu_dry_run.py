@@ -50,7 +50,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert found["parity float32"]["data"]["verdict"] == "equal"
     ours = found["tiny ours"]["data"]
     assert ours["verdict"] == "1 of 1 settings"
-    assert [one["result"]["tokens"] > 0 for one in ours["measurements"]] == [True]
+    assert [one["result"]["total_output_tokens"] > 0 for one in ours["measurements"]] == [True]
     assert ours["stats"]["runner"] == "v2"
     assert any("vllm-dflash" in line and "runner v2" in line for line in ours["log"])
     assert "## tiny, contexts of 0.1k: tokens/s" in (tmp_path / "gpu.md").read_text()

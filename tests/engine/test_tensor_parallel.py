@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from stepped_engine import SteppedEngine
 from vllm import LLM, SamplingParams
 
 from support.engines import DFLASH, engine, greedy, held_out_prompts, joined, tokens_by_step
 from support.waiting import PATIENCE_S
-from vllm_dflash.tools.engine_answers import EngineAnswers, complete
+from vllm_dflash.tools.completions import Finished, Request
 from vllm_dflash.tools.verify.divergence import Text, compare_all
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
@@ -109,9 +109,12 @@ def both() -> Both:
         os.unlink(one)
     with engine(**settings) as llm:
         one = work(llm)
-        answers = EngineAnswers(llm.llm_engine)
-        ask = partial(complete, answers, concurrency=8)
-        stop_tokens = {*answers.facts()["stop_tokens"]}
+        stepped = SteppedEngine(llm.llm_engine)
+        stop_tokens = {*stepped.facts()["stop_tokens"]}
+
+        def ask(requests: list[Request]) -> list[Finished]:
+            return [Finished(*one) for one in stepped.complete(requests, 8)]
+
         divergences = {}
         for policy in POLICIES:
             texts = [

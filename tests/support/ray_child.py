@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dflash.tools.engine_answers import EngineAnswers
+from stepped_engine import SteppedEngine
 
 MARK = "MARK_OF_THE_TEST"
 
 
-class RayAnswers(EngineAnswers):
+class RayEngine(SteppedEngine):
     def workers(self) -> list[dict[str, Any]]:
         return self._engine.collective_rpc(_build_look_around())
 

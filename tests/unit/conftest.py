@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from support.pairs import Pair
-    from vllm_dflash.tools.bench.comparison import Comparison
+    from vllm_dflash.tools.bench.bench_runs import Comparison
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Comparison]:
     """Record the benchmarks that are asked for; none is run."""
-    from vllm_dflash.tools.bench.comparison import Comparison
+    from vllm_dflash.tools.bench.bench_runs import Comparison
 
     asked: list[Comparison] = []
     monkeypatch.setattr(Comparison, "run", lambda self: asked.append(self))

@@ -26,7 +26,6 @@ def _number(kind: Any, words: str) -> Callable[[str], Any]:
 
 positive = _number(PositiveInt, "positive whole number")
 whole = _number(Annotated[int, Field(ge=0)], "non-negative whole number")
-duration = _number(Annotated[float, Field(gt=0, allow_inf_nan=False)], "positive number of seconds")
 not_negative = _number(Annotated[NonNegativeFloat, AllowInfNan(False)], "non-negative number")
 """Finite, since infinity or NaN as a limit would let everything or nothing pass."""
 share = _number(Annotated[float, Field(gt=0, le=1)], "number above 0 and at most 1")

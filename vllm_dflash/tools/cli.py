@@ -11,8 +11,8 @@ from vllm_dflash import __version__
 from vllm_dflash.tools.bench.bench_command import add_bench
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, terminable
 from vllm_dflash.tools.demo.demo_command import add_demo
-from vllm_dflash.tools.engine_process import EngineDied
 from vllm_dflash.tools.inspect.inspect_command import add_inspect
+from vllm_dflash.tools.server import EngineDied
 from vllm_dflash.tools.verify.verify_command import add_verify
 
 

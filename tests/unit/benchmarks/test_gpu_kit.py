@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from gpu import gpu_forks, gpu_plan, gpu_run
+from gpu import gpu_plan, gpu_run
 from gpu.gpu_plan import RESULT, Part, plan
 from gpu.gpu_run import FAILED, kept, read_outcomes, run
 from support.waiting import wait_until
@@ -84,64 +80,3 @@ def test_what_did_not_fail_is_kept(tmp_path: Path) -> None:
     assert kept(good, tmp_path, MACHINE | {"driver_version": "2"}) == found
     assert kept(python("good", "print(2)"), tmp_path, MACHINE) is None
     assert [one.part for one in read_outcomes(tmp_path)] == ["good", "bad"]
-
-
-# --- forks ----------------------------------------------------------------------------------------
-
-SAYS = """
-import os, sys, time
-def main():
-    print(sys.argv[1], os.environ["WHAT"], "torch" in sys.modules, os.getcwd(), flush=True)
-    for line in sys.stdin:
-        print("read", line.strip(), flush=True)
-    if sys.argv[1] == "sleep":
-        time.sleep(600)
-    sys.exit(3)
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.fixture
-def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Return the environment of a server that has imported torch, and can run the module `says`."""
-    monkeypatch.setattr(gpu_forks, "IMPORTED", ("torch",))
-    (tmp_path / "says.py").write_text(SAYS)
-    paths = os.pathsep.join([str(tmp_path), str(BENCHMARKS), str(BENCHMARKS.parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, "WHAT": "the server's"}
-    with gpu_forks.ForkServer(environment, tmp_path / "log" / "forks.log"):
-        yield environment
-
-
-def fork(environment: dict[str, str], log: Path, word: str) -> gpu_forks.Forked:
-    command = [sys.executable, "-m", "says", word]
-    assert gpu_forks.can_fork(command)
-    pipe: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with log.open("w") as errors:
-        return gpu_forks.forked(command, env=environment, stderr=errors, cwd=log.parent, **pipe)
-
-
-def test_a_forked_process_is_like_any_but_has_imported_what_is_slow(
-    forks: dict[str, str], tmp_path: Path
-) -> None:
-    one = fork(forks | {"WHAT": "mine"}, tmp_path / "log.txt", "hello")
-    assert one.stdin is not None
-    assert one.stdout is not None
-    assert one.stdout.readline().split() == ["hello", "mine", "True", str(tmp_path)]
-    assert one.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        one.wait(0.1)
-    print("a line", file=one.stdin, flush=True)
-    assert one.stdout.readline() == "read a line\n"
-    one.stdin.close()
-    assert one.wait(30.0) == 3
-    assert one.wait() == one.poll() == 3
-
-
-def test_a_forked_process_ends_with_whoever_asked_for_it(
-    forks: dict[str, str], tmp_path: Path
-) -> None:
-    one = fork(forks, tmp_path / "log.txt", "sleep")
-    assert one.is_running()
-    one._server.close()
-    wait_until(lambda: not psutil.pid_exists(one.pid), "its end", 30.0)

@@ -14,7 +14,7 @@ from parity.parity_report import HINTS, Acceptance, ParityReport, Stage
 from support import DEMO
 from support.pairs import Pair
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
-from vllm_dflash.tools.engine_process import EngineDied
+from vllm_dflash.tools.server import EngineDied
 
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
 

@@ -1,7 +1,8 @@
-"""What `vllm-dflash bench` refuses before it starts an engine, and how it says so."""
+"""What `vllm-dflash bench` refuses before it starts a server, and what it would measure."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_runs import Comparison
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 
 TARGET = ["--target", str(DEMO / "target")]
@@ -24,17 +25,8 @@ def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison finishes one round, and is interrupted in the second."""
 
     def run(self: Comparison) -> None:
-        self.record.finish_round(
-            [
-                {
-                    "load": "closed",
-                    "setting": 1,
-                    "side": side.name,
-                    "result": {"tokens_per_second": 7},
-                }
-                for side in self.record.sides
-            ]
-        )
+        about = {"round": 0, "load": "held_out", "setting": 1, "result": {"output_throughput": 7}}
+        self.record.finish_round([about | {"side": side.name} for side in self.record.sides])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Comparison, "run", run)
@@ -50,8 +42,11 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         (["--demo", "nowhere"], "nowhere"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
+        ([*NOT_WIDENED, "--dataset-path", "a.jsonl"], "--dataset-path needs --dataset-name"),
+        ([*NOT_WIDENED, "--dataset-name", "spec_bench"], "vLLM cannot read spec_bench from None"),
         ([*BREAK_EVEN, "--drafter", "a"], "without a drafter: leave out --drafter."),
         ([*BREAK_EVEN, "--beside", "ngram", "--quick"], "leave out --beside, --quick."),
+        ([*BREAK_EVEN, "--prompts", "a"], "leave out --prompts."),
         ([*BREAK_EVEN, "--temperature", "0.7"], "leave out --temperature."),
         ([*BREAK_EVEN, "--concurrency", "65"], "raise --max-num-seqs"),
         ([*TARGET, "--context", "64"], "--context needs --break-even"),
@@ -74,13 +69,13 @@ def test_an_interrupted_bench_says_what_it_has(
 ) -> None:
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "3") == INTERRUPTED
     printed = capsys.readouterr().out
-    assert "closed: tokens/s, median of rounds" in printed
+    assert "held_out: tokens/s, median of rounds" in printed
     assert "1 of 5 rounds are complete." in printed
-    assert str(tmp_path / "out") in printed
+    assert "Written" not in printed
 
 
 def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
-    asked = ["--native-k", "9", "7", "3", "--tensor-parallel-size", "2"]
+    asked = ["--native-k", "9", "7", "3", "--", "--tensor-parallel-size", "2"]
     assert bench(tmp_path, *NOT_WIDENED, *asked) == 0
     (comparison,) = comparisons
     names = [side.name for side in comparison.record.sides]
@@ -90,12 +85,51 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     assert (plain.plugins, native.plugins, ours.plugins) == ("", "", "dflash")
     of_ours = {"method": "dflash", "model": str(DEMO / "drafter"), "require": True}
     assert ours.speculative_config == of_ours
-    assert comparison.workload.loads == ("closed",)
-    assert comparison.workload.concurrency == (1, 2, 4, 8, 16, 32)
+    assert [cell.concurrency for cell in comparison.cells] == [1, 2, 4, 8, 16, 32]
+    numbers = [cell.flags[cell.flags.index("--num-prompts") + 1] for cell in comparison.cells]
+    assert numbers == ["4", "6", "12", "24", "48", "96"]
     assert comparison.record.rounds == 5
-    assert comparison.record.about["engine"] == comparison.engines.arguments
-    assert not comparison.engines.arguments["enable_prefix_caching"]
-    assert comparison.engines.arguments["tensor_parallel_size"] == 2
+    flags = " ".join(comparison.servers.flags)
+    assert comparison.record.about["flags"] == flags
+    assert "--no-enable-prefix-caching" in flags
+    assert "--tensor-parallel-size 2" in flags
+
+
+def test_prompts_reach_vllm_as_they_are(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    """Also plain text; each file at each temperature."""
+    files = [tmp_path / name for name in ("code.txt", "chat.jsonl")]
+    files[0].write_text("def f():\n\nimport os\n")
+    files[1].write_text(json.dumps({"prompt": "Hi\nthere"}))
+    asked = ["--prompts", *map(str, files), "--temperature", "0", "0.7", "--concurrency", "2"]
+    assert bench(tmp_path, *NOT_WIDENED, *asked, "--ignore-eos", "--output-len", "5") == 0
+    cells = comparisons[0].cells
+    loads = ["code", "code, temperature 0.7", "chat", "chat, temperature 0.7"]
+    assert [cell.load for cell in cells] == loads
+    flags = list(cells[1].flags)
+    path = Path(flags[flags.index("--dataset-path") + 1])
+    prompts = [json.loads(line) for line in path.read_text().splitlines()]
+    assert prompts == [{"prompt": "def f():"}, {"prompt": "import os"}]
+    assert {"--skip-chat-template", "--ignore-eos"} < {*flags}
+    assert flags[flags.index("--temperature") + 1] == "0.7"
+    assert flags[flags.index("--output-len") + 1] == "5"
+
+
+def test_a_set_of_vllms(tmp_path: Path, comparisons: list[Comparison]) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"prompt": "Name three kinds of bread."}))
+    thinking = ["--chat-template-kwargs", '{"enable_thinking": false}']
+    asked = ["--dataset-name", "custom", "--dataset-path", str(file), *thinking]
+    assert bench(tmp_path, *NOT_WIDENED, *asked) == 0
+    (comparison,) = comparisons
+    assert comparison.record.rounds == 2
+    assert [(cell.load, cell.concurrency) for cell in comparison.cells] == [
+        ("custom", 1),
+        ("custom", 8),
+    ]
+    flags = " ".join(comparison.cells[0].flags)
+    assert f"--dataset-name custom --dataset-path {file} {' '.join(thinking)}" in flags
+    assert "--num-prompts 80" in flags
+    assert "--output-len" not in flags
 
 
 def test_other_options_of_ours_are_sides(
@@ -121,10 +155,10 @@ def test_other_options_of_ours_are_sides(
         assert message in capsys.readouterr().err
 
 
-def test_engines_of_one_name_are_refused(
+def test_servers_of_one_name_are_refused(
     tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Engines and results are found by name: one of them would never end."""
+    """Servers and results are found by name: one of them would never end."""
     asked = ['{"draft_window": 64}', '{"draft_window": "64"}']
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "--beside", *asked) == COULD_NOT_RUN
     assert "'ours, draft_window 64' 2 times: leave all but one out" in capsys.readouterr().err
@@ -140,13 +174,13 @@ def test_vllms_own_is_left_out_where_it_does_not_run_the_drafter(
     assert [side.name for side in comparison.record.sides] == ["plain", "ours"]
 
 
-@pytest.mark.parametrize(("is_cuda", "each"), [(True, 0.8 / 3), (False, None)])
-def test_engines_share_a_gpus_memory(
+@pytest.mark.parametrize(("is_cuda", "each"), [(True, str(0.8 / 3)), (False, None)])
+def test_servers_share_a_gpus_memory(
     tmp_path: Path,
     comparisons: list[Comparison],
     monkeypatch: pytest.MonkeyPatch,
     is_cuda: bool,
-    each: float | None,
+    each: str | None,
 ) -> None:
     """Plain, vLLM's own at K = 3, and ours live side by side.
 
@@ -154,10 +188,10 @@ def test_engines_share_a_gpus_memory(
     """
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(6))
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: is_cuda)
-    arguments = ["--native-k", "3", "--gpu-memory-utilization", "0.8"]
-    assert bench(tmp_path, *NOT_WIDENED, *arguments) == 0
-    assert comparisons[0].engines.arguments.get("gpu_memory_utilization") == each
-    assert comparisons[0].engines.at_once == (1 if is_cuda else 6)
-    assert bench(tmp_path, *NOT_WIDENED, "--kv-cache-memory-bytes", "1000") == 0
-    assert comparisons[1].engines.arguments["kv_cache_memory_bytes"] == 1000
-    assert comparisons[1].engines.at_once == 6
+    arguments = [*NOT_WIDENED, "--native-k", "3", "--gpu-memory-utilization", "0.8"]
+    assert bench(tmp_path, *arguments) == 0
+    assert bench(tmp_path, *arguments, "--", "--kv-cache-memory-bytes", "1000") == 0
+    flags = comparisons[0].servers.flags
+    found = flags[flags.index("--gpu-memory-utilization") + 1] if is_cuda else None
+    assert found == each
+    assert [one.servers.at_once for one in comparisons] == [1 if is_cuda else 6, 6]

@@ -1,11 +1,12 @@
-"""`vllm-dflash bench --break-even`: its arguments, its engines, and what it says of their times."""
+"""`vllm-dflash bench --break-even`: its arguments, its servers, and what it says of their times."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +14,11 @@ import torch
 from vllm.platforms import current_platform
 
 from support import DEMO
-from support.instant_engines import Question, of, recording_processes
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench import sides
-from vllm_dflash.tools.bench.break_even import verifying_side
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
+from vllm_dflash.tools.bench.break_even import check_drafts, measure_steps, verifying_side
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
-from vllm_dflash.tools.bench.step_answers import StepAnswers, check_drafts
-from vllm_dflash.tools.stepped_engine import Output
+from vllm_dflash.tools.bench.sides import PLAIN, SideServers
 
 TARGET = str(DEMO / "target")
 
@@ -29,22 +27,50 @@ def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--out", str(out), "--target", TARGET, *arguments])
 
 
+def served(requests: int, k: int = 0, steps: int = 10) -> dict[str, Any]:
+    """A result of requests whose steps verify K drafts and accept none."""
+    drafts = requests * steps if k else 0
+    return {
+        "completed": requests,
+        "total_input_tokens": 100 * requests,
+        "total_output_tokens": requests * (1 + steps),
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": k * drafts,
+        "spec_decode_accepted_tokens": 0,
+    }
+
+
+class NoServers(SideServers):
+    def start(self, *_: Any) -> list[Any]:
+        return []
+
+    def __getitem__(self, name: str) -> Any:
+        return name
+
+
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
-    """Record what engines are asked, whose steps take longer by a tenth for each draft."""
-    questions: list[Question] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Cell]]:
+    """Record what servers are asked, whose steps take longer by a tenth for each draft."""
+    cells: list[tuple[str, Cell]] = []
 
-    def steps(asked: dict[str, Any]) -> dict[str, Any]:
-        name, *_ = questions[-1]
-        k = 0 if name == "plain" else int(name.rpartition("=")[2])
-        return {"steps": 10, "step_seconds": 0.02 * (1 + k * asked["concurrency"] / 10)}
+    def measure(name: Any, cell: Cell, *_: Any) -> dict[str, Any]:
+        cells.append((name, cell))
+        k = 0 if name == PLAIN else int(name.rpartition("=")[2])
+        step = {"step_seconds": 0.02 * (1 + k * cell.concurrency / 10)}
+        return served(cell.concurrency, k) | step
 
-    monkeypatch.setattr(sides, "EngineProcess", recording_processes(questions, {"steps": steps}))
-    return questions
+    run = Comparison.run
+
+    def without_servers(self: Comparison) -> None:
+        self.servers.__class__, self.measure = NoServers, measure
+        run(self)
+
+    monkeypatch.setattr(Comparison, "run", without_servers)
+    return cells
 
 
 def test_a_ratio_for_each_number_of_requests_and_context(
-    tmp_path: Path, asked: list[Question], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: list[tuple[str, Cell]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--break-even", "7", "3", "--context", "16", "2000", "--concurrency", "1", "8"]
     assert bench(tmp_path, *options, "--rounds", "2") == 0
@@ -56,56 +82,67 @@ def test_a_ratio_for_each_number_of_requests_and_context(
     assert lines[heads + 1 : heads + 3] == [one, eight]
     assert lines.count(one) == lines.count(eight) == 2
     assert "context 2,000: tokens a step must bring" in printed
-    assert f"Written: result.json and result.md in {tmp_path}\n" in printed
-    questions = [arguments for name, _, arguments in of(asked, "steps") if name == "plain"]
-    assert [(one["context"], one["concurrency"]) for one in questions] == [
-        *((16, 1), (16, 8), (2000, 1), (2000, 8))
+    assert f"Written: result.json, result.md in {tmp_path}\n" in printed
+    cells = [cell for name, cell in asked if name == PLAIN]
+    assert [(cell.load, cell.concurrency) for cell in cells] == [
+        *(("context 16", 1), ("context 16", 8), ("context 2,000", 1), ("context 2,000", 8))
     ] * 3  # and a warm-up round
+    flags = " ".join(cells[3].flags)
+    assert "--random-input-len 2000 --num-prompts 8" in flags
+    assert "--ignore-eos --seed 0" in flags  # the same prompts in every round: they stay cached
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["measurements"]) == 2 * 3 * 4
     assert "## context 16: tokens a step must bring" in (tmp_path / "result.md").read_text()
 
 
-@pytest.mark.parametrize("wrong", [{"draft_tokens": 29.0}, {"accepted_tokens": 1.0}, {}])
-def test_steps_that_verified_something_else_are_refused(wrong: dict[str, float]) -> None:
-    right = {"drafts": 10.0, "draft_tokens": 30.0, "accepted_tokens": 0.0}
-    check_drafts(right, 30)
-    check_drafts({}, 0)  # of an engine that does not draft
+class CountingServer:
+    """A server that has answered 5 requests, and answers 2 more, with room for some tokens."""
+
+    def __init__(self, cache_tokens: int, preempted: int) -> None:
+        self._cache_tokens, self._preempted = cache_tokens, preempted
+        self._seconds, self._count = 9.0, 5
+
+    def serve(self, *_: Any) -> dict[str, Any]:
+        self._seconds, self._count = 9.5, 7
+        return served(2)
+
+    def ask(self, path: str) -> dict[str, int]:
+        return {"cache_tokens": self._cache_tokens}
+
+    def answer(self, path: str) -> Any:
+        name = "vllm:request_time_per_output_token_seconds"
+        preempted = self._preempted if self._count > 5 else 0
+        lines = [f"# TYPE {name} histogram", f"{name}_sum {self._seconds}"]
+        lines += [f"{name}_count {self._count}", f"vllm:num_preemptions_total {preempted}"]
+        return nullcontext(BytesIO("\n".join(lines).encode() + b"\n"))
+
+
+@pytest.mark.parametrize(
+    ("cache_tokens", "preempted", "fits"), [(222, 0, True), (221, 0, False), (222, 1, False)]
+)
+def test_a_step_takes_as_long_as_the_engine_says_if_none_waits(
+    monkeypatch: pytest.MonkeyPatch, cache_tokens: int, preempted: int, fits: bool
+) -> None:
+    """Steps of some requests, while others wait, are faster than steps of all."""
+    server: Any = CountingServer(cache_tokens, preempted)
+    monkeypatch.setattr("vllm_dflash.tools.bench.break_even.measure", server.serve)
+    cell = Cell("context 100", 2, ())
+    if fits:
+        assert measure_steps(server, cell, 0, Path())["step_seconds"] == 0.25
+        return
+    with pytest.raises(ValueError, match=r"does not hold all 2 requests.*VLLM_CPU_KVCACHE_SPACE"):
+        measure_steps(server, cell, 0, Path())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"draft_tokens": 29}, {"accepted_tokens": 1}, {"num_drafts": 5, "draft_tokens": 15}]
+)
+def test_steps_that_verified_something_else_are_refused(wrong: dict[str, int]) -> None:
+    right = served(1, 3)
+    check_drafts(right, 3)
+    check_drafts({"total_output_tokens": 11, "completed": 1}, 0)  # of a server that does not draft
     with pytest.raises(ValueError, match="cannot be compared"):
-        check_drafts(wrong and right | wrong, 30)
-
-
-class OneWaits(StepAnswers):
-    """An engine whose second request is served once, and then waits."""
-
-    def __init__(self) -> None:
-        config = SimpleNamespace(max_model_len=64, num_speculative_tokens=0)
-        engine: Any = SimpleNamespace(model_config=config, vllm_config=config)
-        super().__init__(engine)
-        self.prompts: list[list[int]] = []
-        self.served = "01"
-
-    def encode(self, *_: Any) -> list[list[int]]:
-        return [[5, 6, 7]]
-
-    def counts(self) -> dict[str, float]:
-        return {}
-
-    def add(self, request_id: str, prompt: Any, max_tokens: int, **_: Any) -> None:
-        assert max_tokens == 64 - len(prompt)
-        self.prompts.append(prompt)
-
-    def step(self) -> list[Output]:
-        served, self.served = self.served, "0"
-        return [Output(request_id, [8], finished=False) for request_id in served]
-
-
-def test_requests_that_wait_are_refused() -> None:
-    """Steps of the others are faster than steps of all."""
-    engine = OneWaits()
-    with pytest.raises(ValueError, match="1 of 2 decode"):
-        engine.steps(["some text"], context=4, concurrency=2, tokens=9, seconds=60.0)
-    assert engine.prompts == [[1, 6, 7, 5], [2, 7, 5, 6]]
+        check_drafts(right | {f"spec_decode_{name}": value for name, value in wrong.items()}, 3)
 
 
 def test_defaults(
@@ -116,12 +153,12 @@ def test_defaults(
     names = [side.name for side in comparison.record.sides]
     assert names == ["plain", "verify K=3", "verify K=7", "verify K=15"]
     assert {side.plugins for side in comparison.record.sides} == {""}
-    arguments = comparison.engines.arguments
-    assert arguments["max_model_len"] == 2000 + 2 * 96 + 15
+    flags = comparison.servers.flags
+    assert flags[flags.index("--max-model-len") + 1] == str(2000 + 2 * 96 + 15)
     assert "room for 2,207 tokens: the longest --context" in capsys.readouterr().err
-    assert "enable_prefix_caching" not in arguments  # prompts of every round are read once
-    assert comparison.workload.concurrency == (1, 4, 16)
-    assert comparison.workload.seconds_of_round == 3 * 2.0
+    assert "--no-enable-prefix-caching" not in flags  # prompts of every round are read once
+    assert comparison.servers.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert [cell.concurrency for cell in comparison.cells] == [1, 4, 16]
 
 
 def test_gpus_have_vllms_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:

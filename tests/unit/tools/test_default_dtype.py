@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from support import DEMO
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_runs import Comparison
 from vllm_dflash.tools.default_dtype import IN_FLOAT32, choose_dtype
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.progress import Progress
@@ -98,11 +98,12 @@ def test_commands_ask_for_it(
 
     assert cli.main(["bench", *PAIR, "--quick", "--out", str(tmp_path)]) == 0
     monkeypatch.setattr(demonstration, "demonstrate", stop)
+    monkeypatch.setattr("vllm_dflash.tools.server.Server", lambda log, target, flags, **_: flags)
     cli.main(["demo", *PAIR, "--out", str(tmp_path)])
     monkeypatch.setattr(verify_command, "verify_pair", stop)
     config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
     cli.main(["verify", *PAIR[:2], "--speculative-config", config])
-    ((demo_engine, *_), _), (_, verify_named) = asked
-    assert comparisons[0].engines.arguments.get("dtype") == dtype
-    assert demo_engine.get("dtype") == dtype
+    ((start, sides, *_), _), (_, verify_named) = asked
+    for flags in (comparisons[0].servers.flags, start(sides[0])):
+        assert flags[flags.index("--dtype") + 1] == dtype if dtype else "--dtype" not in flags
     assert verify_named.get("dtype") == dtype

@@ -1,24 +1,37 @@
-"""`vllm-dflash demo`: what it refuses, runs and shows; its engines answer at once."""
+"""`vllm-dflash demo`: what it refuses, runs and shows; its servers answer at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import RequestOutputKind
 
 from support import DEMO
-from support.instant_engines import Question, of, recording_processes
+from support.instant_server import InstantServer
 from vllm_dflash.checkpoint.refusal import missing_model_reason
-from vllm_dflash.tools import cli
-from vllm_dflash.tools.bench import bench_pair, sides
-from vllm_dflash.tools.bench.sides import make_sides
+from vllm_dflash.tools import cli, server
+from vllm_dflash.tools.bench import bench_pair
+from vllm_dflash.tools.bench.sides import Side, make_sides
+from vllm_dflash.tools.completions import Finished, Request, complete
 from vllm_dflash.tools.demo import demonstration
-from vllm_dflash.tools.demo.demonstration import PROMPT_SHOWN, Demonstration, Written, demonstrate
+from vllm_dflash.tools.demo.demo_server import StepCollector
+from vllm_dflash.tools.demo.demonstration import (
+    PROMPT_SHOWN,
+    Demonstration,
+    Step,
+    Written,
+    demonstrate,
+    write_by_step,
+)
 from vllm_dflash.tools.demo_files import INSTALLED
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts
+from vllm_dflash.tools.server import Server
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
 SIDES = make_sides("drafter", [3])
@@ -37,15 +50,19 @@ def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record the demonstrations that are asked for."""
+    """Record the demonstrations that are asked for, and how they start plain decoding."""
     calls: list[dict[str, Any]] = []
 
-    def answer(engine: Any, sides: Any, prompts: Any, *others: Any) -> Demonstration:
-        calls.append({**engine, "sides": sides, "prompts": prompts, "questions": others[-1]})
-        engine["logs"].mkdir(parents=True)
+    def answer(start: Any, sides: Any, prompts: Any, *others: Any) -> Demonstration:
+        calls.append({"sides": sides, "prompts": prompts, "questions": others[-1]})
+        start(sides[0])
         return found()
 
+    def started(log: Path, model: str, flags: list[str], **named: Any) -> None:
+        calls[-1] |= {"model": model, "flags": flags, **named}
+
     monkeypatch.setattr(demonstration, "demonstrate", answer)
+    monkeypatch.setattr(server, "Server", started)
     return calls
 
 
@@ -84,8 +101,8 @@ def test_outside_a_clone_the_installed_pair_is_used(
     monkeypatch.chdir(tmp_path)
     assert demo(tmp_path) == 0
     assert widened == [INSTALLED]
-    assert (asked[0]["model"], asked[0]["dtype"]) == (PAIR[1], "float32")
-    assert "--enforce-eager" in asked[0]["flags"]  # it starts sooner
+    assert asked[0]["model"] == PAIR[1]
+    assert asked[0]["flags"][-3:] == ["--enforce-eager", "--dtype", "float32"]
     prompts, held_out = asked[0]["prompts"], default_prompts(str(DEMO / "target"))[0]
     assert len(held_out) > PROMPT_SHOWN
     assert prompts[0] == held_out[-PROMPT_SHOWN:]
@@ -121,8 +138,8 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert demo(tmp_path, "--target", str(target), *PAIR[2:], "--", "--max-num-seqs=4") == 0
     (call,) = asked
     assert call["model"] == str(target)
-    assert call.get("dtype") in (None, "float32")  # by the CPU: test_default_dtype.py
-    assert call["flags"][-1] == "--max-num-seqs=4"  # after ours, so it holds
+    flags = " ".join(call["flags"]).removesuffix(" --dtype float32")  # test_default_dtype.py
+    assert flags.endswith("--max-num-seqs=4")  # after ours, so it holds
     assert "--enforce-eager" not in call["flags"]
     assert call["prompts"] == default_prompts(str(target))
     assert len(call["prompts"]) == 16
@@ -146,76 +163,130 @@ def test_only_float32_texts_must_be_the_same(
     assert demo(tmp_path, *PAIR) == code
 
 
-def writing(template: dict[str, Any] | None) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Return answers of an engine that writes each text at once: its prompt's length, repeated.
+class Writing(InstantServer):
+    """Writes each text at once, by a rule."""
 
-    `template`: what all texts must be asked with; None: the target has no chat template.
-    """
-    steps: Iterator[list[str]] = iter(())
+    def __init__(self, side: Side, *, chats: bool) -> None:
+        super().__init__(dtype="float32", has_chat_template=chats, stop_tokens=[STOP])
+        self.side = side
 
-    def generate(asked: dict[str, Any]) -> dict[str, Any]:
-        assert asked["template"] == template
-        counts = {"drafts": 5.0, "draft_tokens": 35.0, "accepted_tokens": 5.0}
-        texts = [[len(prompt)] * asked["tokens"] for prompt in asked["prompts"]]
-        return {"token_ids": texts, "tokens_per_second": 7.0, "counts": counts}
+    def ask(self, path: str, body: Any = None) -> Any:
+        if path == "/tokenize" and "messages" in body:
+            assert body["chat_template_kwargs"] == {}
+        return super().ask(path, body)
 
-    def begin_text(asked: dict[str, Any]) -> None:
-        nonlocal steps
-        steps = iter([[asked["prompt"], str(asked["tokens"])], [str(asked["template"])]])
+    def steps(self, tokens: list[int]) -> list[list[int]]:
+        return [tokens[:1], tokens[1:4], tokens[4:]]
 
-    return {
-        "facts": lambda _: {"dtype": "float32", "has_chat_template": template is not None},
-        "generate": generate,
-        "begin_text": begin_text,
-        "next_step": lambda _: next(steps, None),
-    }
+
+STOP = ord("h")
 
 
 def demonstrated(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    prompts: list[str],
-    questions: list[str],
-    template: dict[str, Any] | None,
-) -> tuple[Demonstration, list[Question], list[Any]]:
-    """Return the result, what engines were asked, and what was shown."""
-    asked: list[Question] = []
-    monkeypatch.setattr(sides, "EngineProcess", recording_processes(asked, writing(template)))
+    prompts: list[str], questions: list[str], *, chats: bool = False
+) -> tuple[Demonstration, list[Writing], list[Any]]:
+    """Return the result, the servers, and what was shown."""
+    started: list[Writing] = []
     told: list[Any] = []
-    show = lambda prompt, steps: told.append((prompt, [*steps]))  # noqa: E731
-    engine = {"model": "target", "logs": tmp_path}
-    return demonstrate(engine, SIDES, prompts, 10, Progress(), show, questions), asked, told
+
+    def start(side: Side) -> Server:
+        started.append(Writing(side, chats=chats))
+        return started[-1]
+
+    def show(prompt: str, text: Iterator[Step]) -> None:
+        told.append((prompt, [*text]))
+
+    return demonstrate(start, SIDES, prompts, 6, Progress(), show, questions), started, told
 
 
 def test_every_side_writes_the_same_texts_and_ours_starts_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prompts = ["p" * length for length in range(1, 31)]
-    one, asked, told = demonstrated(tmp_path, monkeypatch, prompts, ["a question"], None)
-    started = {side: given for side, _, given in of(asked, "start")}
-    names = [*started]
-    assert names == ["ours", "plain", "native K=3"]
-    assert [given["plugins"] for given in started.values()] == ["dflash", "", ""]
-    configs = [given["arguments"]["speculative_config"] for given in started.values()]
-    drafted = [config and config.get("num_speculative_tokens") for config in configs]
-    assert drafted == [None, None, 3]
-    passes = [
-        (side, len(each["prompts"]), each["concurrency"]) for side, _, each in of(asked, "generate")
-    ]
-    sizes = [(1, 1), (4, 1), (8, 8), (24, 8)]
-    assert passes == [(name, *size) for name in names for size in sizes]
+    passes: list[tuple[int, int]] = []
+
+    def counted(server: Server, requests: list[Request], concurrency: int) -> list[Finished]:
+        passes.append((len(requests), concurrency))
+        assert {one.max_tokens for one in requests} == {6}
+        return complete(server, requests, concurrency)
+
+    monkeypatch.setattr(demonstration, "complete", counted)
+    prompts = [chr(ord("a") + number) for number in range(30)]
+    one, started, told = demonstrated(prompts, ["a question"])
+    assert [server.side.name for server in started] == ["ours", "plain", "native K=3"]
+    assert passes == 3 * [(1, 1), (4, 1), (8, 8), (24, 8)]
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
     lengths = {name: written.acceptance_length for name, written in one.levels[8].items()}
-    assert lengths == dict.fromkeys(names, 2.0)
-    assert told == [("p", [["p", "10"], ["None"]]), ("pp", [["pp", "10"], ["None"]])]
+    assert lengths == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
+    assert [prompt for prompt, _ in told] == ["a", "b"]
 
 
-def test_a_target_that_chats_is_asked_questions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_shown_as_they_come() -> None:
+    """Whole, even beyond the last token; that which ends a text has no text."""
+    _, _, (first, second) = demonstrated(["a", "b"], [])
+    assert first[1][:2] == [Step("", "b", 1), Step("cd", "e", 3)]
+    assert first[1][2].drafted.startswith("fgh")
+    assert len(first[1]) == 3
+    assert second == ("b", [Step("", "c", 1), Step("de", "f", 3), second[1][2]])
+
+
+def test_a_token_that_ends_a_text_is_not_shown() -> None:
+    class Short(Writing):
+        def write(self, prompt: list[int], limit: int) -> list[int]:
+            return [*range(prompt[-1] + 1, STOP + 1)]
+
+        def steps(self, tokens: list[int]) -> list[list[int]]:
+            return [tokens[:1], tokens[1:], []]
+
+    short = Short(SIDES[0], chats=False)
+    assert [*write_by_step(short, [ord("d")], 9, {STOP})] == [Step("", "e", 1), Step("fg", "", 3)]
+
+
+def test_text_of_a_character_in_two_tokens() -> None:
+    class Bytes(Writing):
+        def write(self, prompt: list[int], limit: int) -> list[int]:
+            return [*"aäbcd".encode()]
+
+        def ask(self, path: str, body: Any = None) -> Any:
+            if path == "/detokenize":
+                return {"prompt": bytes(body["tokens"]).decode(errors="replace")}
+            return super().ask(path, body)
+
+        def steps(self, tokens: list[int]) -> list[list[int]]:
+            return [tokens[:2], tokens[2:5], tokens[5:]]
+
+    steps = [*write_by_step(Bytes(SIDES[0], chats=False), [0], 5, {STOP})]
+    assert steps == [Step("a", "", 2), Step("äb", "c", 3)]
+
+
+def test_a_target_that_chats_is_asked_questions() -> None:
     questions = [f"question {number}?" for number in range(24)]
-    one, _, told = demonstrated(tmp_path, monkeypatch, ["p"], questions, {})
-    assert told[0] == ("question 0?\n\n", [["question 0?", "10"], ["{}"]])
+    one, started, told = demonstrated(["p"], questions, chats=True)
+    assert told[0][0] == "question 0?\n\n"
     assert {name: len(level["ours"].texts) for name, level in one.levels.items()} == {1: 4, 8: 24}
+    for each in started:
+        prompts = {"".join(map(chr, asked["prompt"])) for asked in each.asked}
+        assert prompts == {f"<{question}>" for question in questions}
+
+
+def test_a_stream_has_one_message_for_each_step() -> None:
+    """vLLM joins those that wait; an error overtakes them."""
+
+    def step(number: int) -> Any:
+        return SimpleNamespace(token_ids=[number])
+
+    async def read() -> list[Any]:
+        collector = StepCollector(RequestOutputKind.DELTA, "request")
+        assert collector.get_nowait() is None
+        for number in range(3):
+            collector.put(step(number))
+        outputs: list[Any] = [collector.get_nowait(), await collector.get(), await collector.get()]
+        assert collector.get_nowait() is None
+        collector.put(step(3))
+        collector.put(ValueError("an error"))
+        with pytest.raises(ValueError, match="an error"):
+            await collector.get()
+        return [token for output in outputs for token in output.token_ids]
+
+    assert asyncio.run(read()) == [0, 1, 2]

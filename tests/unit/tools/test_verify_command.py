@@ -12,7 +12,6 @@ from support import DEMO
 from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import COULD_NOT_RUN
-from vllm_dflash.tools.engine_answers import EngineAnswers
 from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.verification import Level, Verification
@@ -130,19 +129,3 @@ def test_plain_decoding_keeps_the_plugins_of_others(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("VLLM_PLUGINS")
     assert "dflash" not in other_plugins()
     assert "lora_hf_hub_resolver" in other_plugins()  # vLLM's own
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--max-modle-len", "512"],
-        ["--speculative-config", "{}"],
-        ["--spec-method", "ngram"],
-        ["another"],
-        ["--model", "another"],
-    ],
-)
-def test_flags_that_are_not_taken(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        EngineAnswers.start(str(TARGET), flags=flags)
-    assert ("--max-modle-len" if "512" in flags else "after --") in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_dflash.tools.engine_answers import Finished, Request
+from vllm_dflash.tools.completions import Finished, Request
 from vllm_dflash.tools.verify.divergence import FIRST_PIECE, Divergence, Text, Tokens, compare_all
 
 STOP = 0
@@ -51,11 +51,10 @@ class Plain:
         self.rounds.append(requests)
         return [
             Finished(
-                number,
                 list(self.write(tuple(one.tokens), one.max_tokens)),
                 None if one.scored is None else self.regret(tuple(one.tokens), one.scored),
             )
-            for number, one in enumerate(requests)
+            for one in requests
         ]
 
     def compare(self, *texts: Tokens, limit: int) -> list[list[Divergence]]:

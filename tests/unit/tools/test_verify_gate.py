@@ -1,16 +1,18 @@
-"""The gate's own steps, on engines that count upwards instead of computing."""
+"""The gate's own steps, on servers that count upwards instead of computing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Finished, Request
+from support.instant_server import InstantServer
+from vllm_dflash.tools.completions import Finished, Request, complete
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.verify import gate
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 from vllm_dflash.tools.verify.verify_command import make_notes
@@ -20,58 +22,62 @@ REGRET = {(4, 5): 0.125, (7, 6): 0.5}
 """Regret by the next number and the one written instead; others have a whole nat."""
 
 
-class Counting(EngineAnswers):
+class Counting(InstantServer):
     """Writes the next number, up to 8, then 9, which ends a text. A prompt is one digit."""
 
     def __init__(self, wrong: dict[int, int] | None = None, **facts: Any) -> None:
+        known = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4}
+        super().__init__(stop_tokens=[STOP], **(known | facts))
         self.wrong = wrong or {}
         """What it writes instead of a number."""
-        self.known: Any = {"dtype": "bfloat16", "max_model_len": 100, "max_num_seqs": 4} | facts
-        self.known.setdefault("drafter", None)
         self.submitted: list[tuple[int, int]] = []
-        self.drafts = 0.0
-
-    def facts(self) -> Facts:
-        return cast(
-            "Facts", {"stop_tokens": [STOP], "versions": {"vllm": "of today"}, **self.known}
-        )
-
-    def encode(self, texts: list[str], template: dict[str, Any] | None = None) -> list[list[int]]:
-        return [[int(digit) for digit in text] for text in texts]
-
-    def decode(self, tokens: list[int]) -> list[str]:
-        return [f"<{token}>" for token in tokens]
+        self.requests: list[Request] = []
 
     def submit(self, requests: Sequence[Request], concurrency: int) -> None:
         self.submitted.append((len(requests), concurrency))
         self.requests = [*requests]
-        self.queue = list(enumerate(requests))
 
-    def advance(self, seconds: float) -> list[Finished]:
-        assert seconds > 0
-        number, request = self.queue.pop()  # the last one is finished first
-        text = list(request.tokens)
-        room = min(request.max_tokens, self.known["max_model_len"] - len(text))
+    def told(self, finished: list[Finished]) -> list[Finished]:
+        return finished
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        match path, body:
+            case "/tokenize", {"prompt": text}:
+                return {"tokens": [int(digit) for digit in text]}
+            case "/detokenize", {"tokens": [token]}:
+                return {"prompt": f"<{token}>"}
+        return super().ask(path, body)
+
+    def write(self, prompt: list[int], limit: int) -> list[int]:
+        text = [*prompt]
+        room = min(limit, self.facts["max_model_len"] - len(prompt))
         assert room > 0
-        while len(text) - len(request.tokens) < room and text[-1] != STOP:
+        while len(text) - len(prompt) < room and text[-1] != STOP:
             text.append(self.wrong.get(text[-1] + 1, text[-1] + 1))
-        self.drafts += 2.0
-        best = request.tokens[-1] + 1
-        scored = request.scored
-        regret = None if scored is None else REGRET.get((best, scored), 1.0) * (scored != best)
-        return [Finished(number, text[len(request.tokens) :], regret)]
+        return text[len(prompt) :]
 
-    def counts(self) -> dict[str, float]:
-        return {
-            "drafts": self.drafts,
-            "draft_tokens": 3 * self.drafts,
-            "accepted_tokens": self.drafts,
-        }
+    def regret(self, best: int, scored: int) -> float:
+        return REGRET.get((best, scored), 1.0) * (scored != best)
+
+
+@pytest.fixture(autouse=True)
+def _submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell servers which requests come together."""
+
+    def submitting(
+        server: Counting, requests: Sequence[Request], concurrency: int, *others: Any
+    ) -> list[Finished]:
+        server.submit(requests, concurrency)
+        return server.told(complete(server, requests, concurrency, *others))
+
+    monkeypatch.setattr(gate, "complete", submitting)
 
 
 class Undrafted(Counting):
-    def counts(self) -> dict[str, float]:
-        return {"drafts": 0.0, "draft_tokens": 0.0, "accepted_tokens": 0.0}
+    def ask(self, path: str, body: Any = None) -> Any:
+        answer = super().ask(path, body)
+        self.drafts = 0
+        return answer
 
 
 class Stage:
@@ -88,7 +94,7 @@ class Stage:
         self.open -= 1
 
 
-def gate(
+def verified(
     dflash: Counting,
     plain: Counting | None = None,
     *,
@@ -96,7 +102,7 @@ def gate(
     **changes: Any,
 ) -> Verification:
     opening = Stage()
-    plain = plain or Counting(dtype=dflash.known["dtype"])
+    plain = plain or Counting(dtype=dflash.facts["dtype"])
     settings: dict[str, Any] = {"concurrency": (1, 3), "tokens": 20, **changes}
     prompts = ["1", "2", "5"]
     return verify(
@@ -111,7 +117,7 @@ def by_prompt(level: Level) -> list[list[Finding]]:
 
 def test_identical() -> None:
     dflash, plain = Counting(), Counting()
-    result = gate(dflash, plain)
+    result = verified(dflash, plain)
     assert (result.verdict, result.exit_code, result.tie) == ("lossless", 0, 0.2)
     assert [level.concurrency for level in result.levels] == [1, 3]
     assert [level.identical for level in result.levels] == [3, 3]
@@ -124,7 +130,7 @@ def test_identical() -> None:
 
 def test_a_tie_and_what_follows_it() -> None:
     """5 instead of 4 leaves a text that is the target's own again: 1 2 3 5 6 7 8 9."""
-    result = gate(Counting({4: 5}))
+    result = verified(Counting({4: 5}))
     level = result.levels[1]
     assert result.verdict == "lossless"
     assert (level.identical, level.with_ties, level.with_regressions) == (1, 2, 0)
@@ -141,7 +147,7 @@ def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
             self.wrong = {7: 6} if concurrency == where else {4: 5} if concurrency == 3 else {}
             super().submit(requests, concurrency)
 
-    result = gate(WrongAtOne(), concurrency=(1, 3, 4), tokens=6)
+    result = verified(WrongAtOne(), concurrency=(1, 3, 4), tokens=6)
     assert (result.verdict, result.exit_code) == ("regression", 1)
     found = {level.concurrency: level for level in result.levels}
     assert [*found] == [1, 3, 4]
@@ -167,15 +173,15 @@ def test_each_concurrency_is_judged_by_its_own_texts(where: int) -> None:
     ],
 )
 def test_what_is_a_tie_depends_on_the_dtype(dtype: str, tie: float | None, verdict: str) -> None:
-    assert gate(Counting({4: 5}, dtype=dtype), tie=tie).verdict == verdict
+    assert verified(Counting({4: 5}, dtype=dtype), tie=tie).verdict == verdict
 
 
 def test_a_text_that_ends_without_reason() -> None:
     class Short(Counting):
-        def advance(self, seconds: float) -> list[Finished]:
-            return [one._replace(tokens=one.tokens[:2]) for one in super().advance(seconds)]
+        def write(self, prompt: list[int], limit: int) -> list[int]:
+            return super().write(prompt, limit)[:2]
 
-    result = gate(Short())
+    result = verified(Short())
     level = result.levels[0]
     assert level.regressions == 3
     assert level.worst == Finding(0, 2, None, "<4>", math.inf, is_tie=False)
@@ -185,10 +191,10 @@ def test_a_text_that_ends_without_reason() -> None:
 
 
 def test_nothing_drafted_is_no_success() -> None:
-    result = gate(Undrafted())
+    result = verified(Undrafted())
     assert (result.verdict, result.exit_code) == ("nothing drafted", 2)
     assert any("draft_length" in note for note in make_notes(result))
-    assert gate(Undrafted({4: 6})).verdict == "regression"
+    assert verified(Undrafted({4: 6})).verdict == "regression"
 
 
 @pytest.mark.parametrize(
@@ -200,34 +206,33 @@ def test_nothing_drafted_is_no_success() -> None:
 )
 def test_refused_with_the_remedy(engine: Counting, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gate(engine)
+        verified(engine)
 
 
 def test_engines_that_differ_are_not_compared() -> None:
     with pytest.raises(ValueError, match="dtype is float32 in DFlash's engine and bfloat16"):
-        gate(Counting(dtype="float32"), Counting())
+        verified(Counting(dtype="float32"), Counting())
     with pytest.raises(ValueError, match=r"max_model_len is 64 .* 100 .*set --max-model-len"):
-        gate(Counting(max_model_len=64), Counting())
+        verified(Counting(max_model_len=64), Counting())
 
 
 def test_an_unknown_regret_is_no_tie() -> None:
     class Silent(Counting):
-        def advance(self, seconds: float) -> list[Finished]:
-            done = super().advance(seconds)
-            return [one._replace(regret=None) for one in done]
+        def told(self, finished: list[Finished]) -> list[Finished]:
+            return [one._replace(regret=None) for one in finished]
 
-    assert gate(Counting({4: 5})).verdict == "lossless"
-    assert gate(Counting({4: 5}), Silent()).verdict == "regression"
+    assert verified(Counting({4: 5})).verdict == "lossless"
+    assert verified(Counting({4: 5}), Silent()).verdict == "regression"
 
 
 def test_plain_decoding_must_not_draft() -> None:
     with pytest.raises(ValueError, match="drafts as well"):
-        gate(Counting(), Counting(drafter="somebody"))
+        verified(Counting(), Counting(drafter="somebody"))
 
 
 def test_texts_end_at_the_context_limit() -> None:
     """Nothing can be continued after a tie in the last place."""
-    result = gate(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
+    result = verified(Counting({4: 5}, max_model_len=4), Counting(max_model_len=4))
     assert result.verdict == "lossless"
     assert [one.position for one in by_prompt(result.levels[0])[0]] == [2]
 
@@ -235,7 +240,7 @@ def test_texts_end_at_the_context_limit() -> None:
 def test_plain_decoding_is_asked_everything_at_once() -> None:
     """A score needs one token; a text continues after the token that was scored."""
     plain = Counting()
-    gate(Counting({4: 5}), plain, concurrency=(3,), tokens=5)
+    verified(Counting({4: 5}), plain, concurrency=(3,), tokens=5)
     assert plain.submitted == [(3, 3), (4, 3)]
     assert plain.requests == [  # after 1: 2 3 5 6 7; after 2: 3 5 6 7 8; after 5: no divergence
         Request((1, 2, 3), 1, 5),
@@ -246,4 +251,4 @@ def test_plain_decoding_is_asked_everything_at_once() -> None:
 
 
 def test_as_many_requests_as_the_engine_takes() -> None:
-    assert gate(Counting(max_num_seqs=3)).verdict == "lossless"
+    assert verified(Counting(max_num_seqs=3)).verdict == "lossless"

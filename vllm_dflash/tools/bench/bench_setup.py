@@ -3,142 +3,172 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
+import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vllm.platforms import current_platform
 
 from vllm_dflash.checkpoint.read import read_drafter
-from vllm_dflash.tools.bench.bench_datasets import Dataset, given_dataset
-from vllm_dflash.tools.bench.bench_pair import Pair, given_pair, widened_demo
-from vllm_dflash.tools.bench.bench_plan import CLOSED, Workload
-from vllm_dflash.tools.bench.bench_record import Record, describe
-from vllm_dflash.tools.bench.comparison import Comparison
-from vllm_dflash.tools.bench.sides import Side, SideEngines, make_sides
+from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
+from vllm_dflash.tools.bench.bench_result import Record
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, read_early
+from vllm_dflash.tools.bench.sides import CACHE_SIZE, Side, SideServers, make_sides
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
 
+LEAST_PROMPTS, BATCHES = 4, 3
+"""Prompts of a measurement, if the user does not say: at least, and for each request in flight."""
 
-class BenchSetup:
-    """Builds the comparison that a user asked for. Subclasses make one of other parts.
 
-    What is made raises ValueError for arguments that do not fit each other.
+def compare_sides(parsed: argparse.Namespace, progress: Progress) -> Comparison:
+    """Build the comparison of plain decoding, vLLM's own DFlash and ours.
+
+    Raises:
+        ValueError: the arguments do not fit each other, or prompts or models cannot be read.
     """
-
-    record_class: type[Record] = Record
-    workload: Workload
-
-    def __init__(self, parsed: argparse.Namespace, progress: Progress) -> None:
-        self.parsed, self.progress = parsed, progress
-        self.workload = self.choose_workload()
-        self.check()
-
-    def choose_workload(self) -> Workload:
-        """Make the workload."""
-        parsed = self.parsed
-        return Workload(
-            loads=(CLOSED,) if parsed.dataset_name is None else (),
-            concurrency=distinct(parsed.concurrency),
-            tokens=parsed.tokens,
-            seconds=parsed.seconds,
-            temperatures=distinct(parsed.temperature),
-            ignore_eos=parsed.ignore_eos,
-            files=_file_names(distinct(parsed.prompts or [])),
-        )
-
-    def check(self) -> None:
-        """Check that the engines can run the workload."""
-        if self.workload.highest_concurrency > self.parsed.max_num_seqs:
-            raise ValueError(
-                f"the loads have up to {self.workload.highest_concurrency} requests in flight, but"
-                f" the engines take {self.parsed.max_num_seqs} at a time: raise --max-num-seqs."
-            )
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum tokens per request in every engine."""
-        return self.parsed.max_model_len
-
-    def choose_pair(self) -> Pair:
-        """Return the user's pair, or a widened copy of the demo pair."""
-        parsed = self.parsed
-        pair = given_pair(parsed.target, parsed.drafter)
-        return pair or widened_demo(parsed.demo, parsed.out, positions=self.max_model_len)
-
-    def engine_arguments(self, target: str) -> dict[str, Any]:
-        """Return vLLM's arguments of every engine, except for its share of the memory."""
-        parsed = self.parsed
-        engine: dict[str, Any] = {
-            "model": target,
-            "max_model_len": self.max_model_len,
-            "max_num_seqs": parsed.max_num_seqs,
-            "enable_prefix_caching": False,  # because prompts are repeated, unlike in production
-            **choose_dtype(parsed.dtype, self.progress, target),
+    check_concurrency(parsed)
+    given = given_pair(parsed.target, parsed.drafter)
+    if parsed.dataset_name is None and parsed.dataset_path is not None:
+        raise ValueError("--dataset-path needs --dataset-name.")
+    sources = {parsed.dataset_name: _set_flags(parsed)}
+    if parsed.dataset_name is None:
+        files = distinct(parsed.prompts or [parsed.demo / "held_out.jsonl"])
+        texts = dict(zip(_file_names(files), map(read_prompts, files), strict=True))
+        sources = {
+            name: prompts_flags(prompts, parsed.out / "prompts" / f"{number}.jsonl")
+            for number, (name, prompts) in enumerate(texts.items())
         }
-        if parsed.enforce_eager:
-            engine["enforce_eager"] = True
-        if parsed.tensor_parallel_size > 1:
-            engine["tensor_parallel_size"] = parsed.tensor_parallel_size
-        if parsed.kv_cache_memory_bytes is not None:
-            engine["kv_cache_memory_bytes"] = parsed.kv_cache_memory_bytes
-        return engine
+    with progress.stage("preparing the pair"):
+        pair = given or widened_demo(parsed.demo, parsed.out, positions=parsed.max_model_len)
+        drafter = read_drafter(pair.drafter)
+    progress.say(f"the pair: {pair.name}")
+    cells = [
+        one
+        for name, flags in sources.items()
+        for one in plan(parsed, name, [*flags, "--model", pair.target])
+    ]
+    read_early(cells[0])
+    native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
+    if drafter.num_candidates is not None and current_platform.is_cpu():
+        progress.say("vLLM's own DFlash is left out: it does not support this drafter on CPUs")
+        native_k = []
+    sides = make_sides(pair.drafter, native_k, distinct(parsed.beside))
+    # Prompts are repeated, unlike in production.
+    flags = [*server_flags(parsed, progress, pair.target), "--no-enable-prefix-caching"]
+    return build(parsed, progress, sides, cells, (pair.target, pair.name), flags)
 
-    def process_arguments(self) -> dict[str, Any]:
-        """Return arguments of every engine's process."""
-        return {}
 
-    def comparison(self) -> Comparison:
-        """Build the comparison."""
-        parsed, progress = self.parsed, self.progress
-        dataset = given_dataset(parsed)
-        if dataset is None:
-            files = distinct(parsed.prompts or [parsed.demo / "held_out.jsonl"])
-            prompts = dict(zip(self.workload.files, map(read_prompts, files), strict=True))
-        else:
-            prompts = {"": [str(one.prompt) for one in dataset.requests]}
-        parsed.out.mkdir(parents=True, exist_ok=True)
-        with progress.stage("preparing the pair"):
-            pair = self.choose_pair()
-            drafter = read_drafter(pair.drafter)
-        progress.say(f"the pair: {pair.name}")
-        native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
-        if drafter.num_candidates is not None and current_platform.is_cpu():
-            progress.say("vLLM's own DFlash is left out: it does not support this drafter on CPUs")
-            native_k = []
-        sides = make_sides(pair.drafter, native_k, distinct(parsed.beside))
-        return self.build(sides, pair.target, pair.name, prompts, dataset)
-
-    def build(
-        self,
-        sides: list[Side],
-        target: str,
-        name: str,
-        prompts: dict[str, list[str]],
-        dataset: Dataset | None = None,
-    ) -> Comparison:
-        """Build the comparison of these sides. `name`: what runs, for reports."""
-        parsed = self.parsed
-        engine = self.engine_arguments(target)
-        at_once = max(1, len(os.sched_getaffinity(0)) // parsed.tensor_parallel_size)
-        if current_platform.is_cuda():
-            engine["gpu_memory_utilization"] = parsed.gpu_memory_utilization / len(sides)
-            if parsed.kv_cache_memory_bytes is None:
-                at_once = 1  # an engine measures free memory while it starts
-        about = describe(["vllm-dflash", *sys.argv[1:]], name, engine, self.workload)
-        return Comparison(
-            self.record_class(about, sides, parsed.rounds),
-            self.workload,
-            prompts,
-            SideEngines(engine | self.process_arguments(), at_once, parsed.out / "logs"),
-            parsed.out,
-            self.progress,
-            warmup_rounds=parsed.warmup_rounds,
-            dataset=dataset,
+def check_concurrency(parsed: argparse.Namespace) -> None:
+    """Check that servers take all requests at a time. Raises ValueError."""
+    if max(parsed.concurrency) > parsed.max_num_seqs:
+        raise ValueError(
+            f"there are up to {max(parsed.concurrency)} requests in flight, but the servers take"
+            f" {parsed.max_num_seqs} at a time: raise --max-num-seqs."
         )
+
+
+def plan(parsed: argparse.Namespace, name: str, flags: Sequence[str]) -> list[Cell]:
+    """Plan the cells of a source of prompts: at each temperature, each number in flight."""
+    cells = []
+    for temperature in distinct(parsed.temperature):
+        load = f"{name}, temperature {temperature:g}" if temperature else name
+        for count in distinct(parsed.concurrency):
+            prompts = parsed.num_prompts or max(LEAST_PROMPTS, BATCHES * count)
+            more = ["--temperature", str(temperature), "--num-prompts", str(prompts)]
+            more += ["--output-len", str(parsed.output_len)] if parsed.output_len else []
+            more += ["--ignore-eos"] * parsed.ignore_eos
+            cells.append(Cell(load, count, (*flags, *more)))
+    return cells
+
+
+def prompts_flags(prompts: Iterable[str], file: Path) -> list[str]:
+    """Write prompts to a file. Returns flags with which vLLM sends them as they are."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts))
+    return ["--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
+
+
+def _set_flags(parsed: argparse.Namespace) -> list[str]:
+    """Return flags for the set that the user named."""
+    flags = ["--dataset-name", str(parsed.dataset_name)]
+    flags += ["--dataset-path", parsed.dataset_path] if parsed.dataset_path else []
+    flags += ["--skip-chat-template"] * parsed.skip_chat_template
+    if parsed.chat_template_kwargs:
+        flags += ["--chat-template-kwargs", json.dumps(parsed.chat_template_kwargs)]
+    return flags
+
+
+def server_flags(parsed: argparse.Namespace, progress: Progress, target: str) -> list[str]:
+    """Return flags of every server, except for its share of the memory."""
+    flags = ["--max-model-len", str(parsed.max_model_len)]
+    flags += ["--max-num-seqs", str(parsed.max_num_seqs)]
+    for name, value in choose_dtype(parsed.dtype, progress, target, parsed.flags).items():
+        flags += [f"--{name}", value]
+    return flags + parsed.flags
+
+
+def build(
+    parsed: argparse.Namespace,
+    progress: Progress,
+    sides: list[Side],
+    cells: Sequence[Cell],
+    model: tuple[str, str],
+    flags: list[str],
+    **servers: Any,
+) -> Comparison:
+    """Build the comparison of these sides.
+
+    `model`: the target, and what runs, for reports. `servers`: more fields of `SideServers`.
+    """
+    target, name = model
+    at_once = len(os.sched_getaffinity(0))
+    if current_platform.is_cuda():
+        share = parsed.gpu_memory_utilization / len(sides)
+        flags = [*flags, "--gpu-memory-utilization", str(share)]
+        if CACHE_SIZE not in flags:
+            at_once = 1  # an engine measures free memory while it starts
+    about = describe(["vllm-dflash", *sys.argv[1:]], name, flags, cells)
+    return Comparison(
+        Record(about, sides, parsed.rounds),
+        cells,
+        SideServers(target, flags, at_once, parsed.out / "logs", **servers),
+        parsed.out,
+        progress,
+        parsed.warmup_rounds,
+    )
+
+
+def describe(
+    command: list[str], pair: str, flags: Sequence[str], cells: Sequence[Cell]
+) -> dict[str, Any]:
+    """Return what a reader needs to know about the results. `flags`: those of the servers."""
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return {
+        "command": shlex.join(command),
+        "pair": pair,
+        "flags": shlex.join(flags),
+        "cells": [asdict(cell) for cell in cells],
+        "versions": {},  # filled in by the servers
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "preloaded": [Path(library).name for library in preloaded],
+    }
+
+
+def cpu_name() -> str:
+    """Return the CPU's name according to the system."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
+    return found[1] if found else platform.processor() or "unknown"
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -147,9 +177,7 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _file_names(files: Sequence[Path]) -> tuple[str, ...]:
-    """Return distinct names for the files: their stems if possible; empty for a single file."""
-    if len(files) < 2:
-        return ("",)
+    """Return distinct names for the files: their stems if possible."""
     stems = [file.stem for file in files]
     is_clear = len({*stems}) == len(stems)
     return tuple(stems if is_clear else map(str, files))

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from vllm.platforms import current_platform
 
-from vllm_dflash.tools.bench.bench_plan import CONCURRENCY, Measurement, Workload
-from vllm_dflash.tools.bench.bench_record import Record
-from vllm_dflash.tools.bench.bench_report import Results, Rounds, Setting, spread
-from vllm_dflash.tools.bench.bench_setup import BenchSetup, distinct
-from vllm_dflash.tools.bench.comparison import Comparison
+from vllm_dflash.tools.bench.bench_pair import widened_demo
+from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results, Rounds, spread
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, measure, without_details
+from vllm_dflash.tools.bench.bench_setup import (
+    build,
+    check_concurrency,
+    distinct,
+    server_flags,
+)
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side
-from vllm_dflash.tools.bench.step_answers import START
-from vllm_dflash.tools.prompts import BUILT_IN, read_prompts
+from vllm_dflash.tools.completions import read_metrics
+from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import FACTS_PATH
 from vllm_dflash.tools.tables import Table
 
 DRAFT_LENGTHS = [3, 7, 15]
 """K of the steps, if the user names none."""
+STEP = "step_seconds"
+LEAST_DRAFTED = 0.9
+"""Share of steps that must have verified drafts; vLLM's counters may miss the last ones."""
+TOKEN_TIME = "vllm:request_time_per_output_token_seconds"
+METRICS = (f"{TOKEN_TIME}_sum", f"{TOKEN_TIME}_count", "vllm:num_preemptions_total")
+"""Sum and number of the requests' mean times of a token after the first; interruptions."""
+DOES_NOT_FIT = (
+    "the KV cache does not hold all {all} requests, so they do not decode together. Lower"
+    " --concurrency, --context or --output-len, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or"
+    " --kv-cache-memory-bytes."
+)
+WRONG_DRAFTS = (
+    "vLLM verified {verified} drafts in {steps} steps of a request and accepted {accepted}, so"
+    " these steps cannot be compared: raise --max-model-len, or lower --concurrency or K."
+)
 
 
 def verifying_side(k: int) -> Side:
@@ -36,140 +57,117 @@ def verifying_side(k: int) -> Side:
     return Side(f"verify K={k}", "beside", NO_PLUGIN, config)
 
 
-@dataclass(frozen=True)
-class StepsWorkload(Workload):
-    """Steps at each number of requests and each length of their contexts."""
+def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
+    """Build the comparison of steps.
 
-    contexts: tuple[int, ...] = ()
-
-    @property
-    def seconds_of_round(self) -> float:
-        """Approximate seconds per round on one engine, without those that read prompts."""
-        return len(self.contexts) * len(self.concurrency) * self.seconds
-
-    def plan_round(
-        self, prompts: Mapping[str, Sequence[str]], round_number: int
-    ) -> list[Measurement]:
-        """Plan a round; all are equal. `prompts`: see `Workload.plan_round`."""
-        asked = {"prompts": prompts[""], "tokens": self.tokens, "seconds": self.seconds}
-        return [
-            Measurement(
-                f"context {context:,}",
-                count,
-                "steps",
-                asked | {"context": context, "concurrency": count},
-            )
-            for context in self.contexts
-            for count in self.concurrency
-        ]
-
-
-class BreakEvenResults(Results):
-    """Times of steps."""
-
-    def tables(self, load: str) -> list[Table]:
-        """Make all tables of a load."""
-        return [self.interim_table(load)]
-
-    def interim_table(self, load: str) -> Table:
-        """Make the table of a context, by number of requests and K."""
-        sides = self.of_kind("beside")
-        rows = []
-        for count in self.settings(load):
-            plain = 1000 * np.median(self.rounds(load, count, PLAIN, "step_seconds"))
-            ratios = [spread(self.break_even(load, count, side)) for side in sides]
-            rows.append([str(count), f"{plain:.1f} ms", *ratios])
-        title = f"{load}: tokens a step must bring (1 + accepted drafts), without the drafter's own"
-        title += " time; median of rounds (min - max)"
-        heads = [CONCURRENCY, "a plain step", *(side.draft_length for side in sides)]
-        return Table(title, heads, rows)
-
-    def break_even(self, load: str, count: Setting, side: Side) -> Rounds:
-        """Return the time of a side's step / that of a plain step, [rounds]."""
-        verified, plain = (
-            self.rounds(load, count, name, "step_seconds") for name in (side.name, PLAIN)
+    Raises:
+        ValueError: the arguments do not fit each other, or prompts cannot be read.
+    """
+    check_concurrency(parsed)
+    given = {
+        "--drafter": parsed.drafter,
+        "--prompts": parsed.prompts,
+        "--beside": parsed.beside,
+        "--dataset-name": parsed.dataset_name,
+        "--temperature": any(parsed.temperature),
+        "--quick": parsed.quick,
+    }
+    if wrong := [name for name, value in given.items() if value]:
+        raise ValueError(
+            f"--break-even only times steps, without a drafter: leave out {', '.join(wrong)}."
         )
-        return verified / plain
-
-
-@dataclass
-class BreakEvenRecord(Record):
-    """The record of a comparison of steps."""
-
-    can_plot = False
-
-    @property
-    def results(self) -> Results:
-        """Results of complete rounds."""
-        return BreakEvenResults(self.sides, self.measurements)
-
-
-class BreakEvenSetup(BenchSetup):
-    """Builds the comparison of steps."""
-
-    record_class = BreakEvenRecord
-
-    def choose_workload(self) -> StepsWorkload:
-        """Make the workload."""
-        parsed = self.parsed
-        return StepsWorkload(
-            loads=(),
-            concurrency=distinct(parsed.concurrency),
-            tokens=parsed.tokens,
-            seconds=parsed.seconds,
-            contexts=distinct(parsed.context),
-        )
-
-    def check(self) -> None:
-        """Check that the arguments go together."""
-        super().check()
-        parsed = self.parsed
-        given = {
-            "--drafter": parsed.drafter,
-            "--beside": parsed.beside,
-            "--dataset-name": parsed.dataset_name,
-            "--temperature": any(parsed.temperature),
-            "--quick": parsed.quick,
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise ValueError(
-                f"--break-even only times steps, without a drafter: leave out {', '.join(wrong)}."
-            )
-
-    @property
-    def draft_lengths(self) -> list[int]:
-        """K of each engine that verifies drafts."""
-        return sorted({*(self.parsed.break_even or DRAFT_LENGTHS)})
-
-    @property
-    def max_model_len(self) -> int:
-        """Room for the longest context, twice the steps, and K."""
-        parsed = self.parsed
-        needed = max(parsed.context) + 2 * parsed.tokens + self.draft_lengths[-1]
-        return max(parsed.max_model_len, needed)
-
-    def engine_arguments(self, target: str) -> dict[str, Any]:
-        """Return vLLM's arguments of every engine: with statistics; prompts are read once."""
-        engine = super().engine_arguments(target)
-        del engine["enable_prefix_caching"]
-        return engine | {"disable_log_stats": False}
-
-    def process_arguments(self) -> dict[str, Any]:
-        """Return arguments of every engine's process."""
-        if not current_platform.is_cpu():
-            return {"start": START}
+    lengths = sorted({*(parsed.break_even or DRAFT_LENGTHS)})
+    needed = max(parsed.context) + 2 * parsed.output_len + lengths[-1]
+    parsed.max_model_len = max(parsed.max_model_len, needed)
+    progress.say(
+        f"requests have room for {parsed.max_model_len:,} tokens: the longest --context,"
+        " --output-len twice, and K, or --max-model-len"
+    )
+    target = parsed.target
+    if target is None:
+        target = widened_demo(parsed.demo, parsed.out, positions=parsed.max_model_len).target
+    comparison = build(
+        parsed,
+        progress,
+        [Side(PLAIN, "plain", NO_PLUGIN, None), *map(verifying_side, lengths)],
+        _plan_contexts(parsed, target),
+        (target, target),
+        server_flags(parsed, progress, target),  # with a prefix cache: prompts are read once
         # Where there is Triton, plain decoding would get V2, which has no custom proposers.
-        return {"start": START, "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
+        environment={"VLLM_USE_V2_MODEL_RUNNER": "0"} if current_platform.is_cpu() else {},
+    )
+    comparison.measure, comparison.shorten = measure_steps, rejected
+    comparison.record.table_makers, comparison.record.plots = [break_even_table], False
+    return comparison
 
-    def comparison(self) -> Comparison:
-        """Build the comparison."""
-        parsed = self.parsed
-        room = f"requests have room for {self.max_model_len:,} tokens"
-        self.progress.say(
-            f"{room}: the longest --context, --tokens twice, and K, or --max-model-len"
+
+def _plan_contexts(parsed: argparse.Namespace, target: str) -> list[Cell]:
+    """Plan cells of random prompts, one for each request; every round has the same ones."""
+    flags = ["--model", target, "--temperature", "0", "--ignore-eos", "--seed", "0"]
+    flags += ["--dataset-name", "random", "--output-len", str(parsed.output_len)]
+    return [
+        Cell(
+            f"context {context:,}",
+            count,
+            (*flags, "--random-input-len", str(context), "--num-prompts", str(count)),
         )
-        texts = [text for file in parsed.prompts or [BUILT_IN] for text in read_prompts(file)]
-        sides = [Side(PLAIN, "plain", NO_PLUGIN, None), *map(verifying_side, self.draft_lengths)]
-        parsed.out.mkdir(parents=True, exist_ok=True)
-        target = parsed.target or self.choose_pair().target
-        return self.build(sides, target, target, {"": texts})
+        for context in distinct(parsed.context)
+        for count in distinct(parsed.concurrency)
+    ]
+
+
+def measure_steps(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]:
+    """Measure a cell, and the mean time of a step by the clock of the engine.
+
+    A step yields one token of each request, since no draft is accepted. The client's clock also
+    counts how long tokens wait for the client.
+
+    Raises:
+        ValueError: not all requests decoded together.
+    """
+    before = read_metrics(server)
+    result = measure(server, cell, seed, file)
+    after = read_metrics(server)
+    seconds, count, preempted = (after[name] - before[name] for name in METRICS)
+    needed = result["total_input_tokens"] + result["total_output_tokens"]
+    if preempted or needed > server.ask(FACTS_PATH)["cache_tokens"]:
+        raise ValueError(DOES_NOT_FIT.format(all=cell.concurrency))
+    return result | {STEP: seconds / count}
+
+
+def rejected(side: Side, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a result, if its drafts were verified and rejected."""
+    check_drafts(result, side.draft_tokens or 0)
+    return without_details(side, result)
+
+
+def check_drafts(result: dict[str, Any], k: int) -> None:
+    """Check that steps verified K drafts, and accepted none.
+
+    Raises:
+        ValueError: it is otherwise, so the times would say nothing.
+    """
+    steps = result["total_output_tokens"] - result["completed"]  # reading prompts yields a token
+    names = "num_drafts", "draft_tokens", "accepted_tokens"
+    drafts, verified, accepted = (result.get(f"spec_decode_{name}", 0) for name in names)
+    if verified != k * drafts or accepted or (k and drafts < LEAST_DRAFTED * steps):
+        raise ValueError(WRONG_DRAFTS.format(verified=verified, steps=steps, accepted=accepted))
+
+
+def break_even(results: Results, load: str, count: int, side: Side) -> Rounds:
+    """Return the time of a side's step / that of a plain step, [rounds]."""
+    verified, plain = (results.rounds(load, count, name, STEP) for name in (side.name, PLAIN))
+    return verified / plain
+
+
+def break_even_table(results: Results, load: str) -> Table:
+    """Make the table of a context, by number of requests and K."""
+    sides = results.of_kind("beside")
+    rows = []
+    for count in results.settings(load):
+        plain = 1000 * np.median(results.rounds(load, count, PLAIN, STEP))
+        ratios = [spread(break_even(results, load, count, side)) for side in sides]
+        rows.append([str(count), f"{plain:.1f} ms", *ratios])
+    title = f"{load}: tokens a step must bring (1 + accepted drafts), without the drafter's own"
+    title += " time; median of rounds (min - max)"
+    return Table(title, [CONCURRENCY, "a plain step", *(s.draft_length for s in sides)], rows)

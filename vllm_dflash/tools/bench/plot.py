@@ -12,8 +12,7 @@ import numpy as np
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from vllm_dflash.tools.bench.bench_plan import CONCURRENCY
-from vllm_dflash.tools.bench.bench_report import Results
+from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results
 from vllm_dflash.tools.bench.sides import PLAIN
 
 STYLES: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The engines to compare. They start at the same time if that is safe, and all stay up."""
+"""The servers to compare. They start at the same time if that is safe, and all stay up."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from vllm_dflash.tools.engine_answers import Facts
-from vllm_dflash.tools.engine_process import EngineProcess
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import Facts
 
 OURS = "ours"
 PLAIN = "plain"
@@ -27,11 +26,12 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
 BLOCKS = "blocks"
 PLUGIN, NO_PLUGIN = "dflash", ""
 """Values of VLLM_PLUGINS."""
+CACHE_SIZE = "--kv-cache-memory-bytes"
 
 
 @dataclass(frozen=True)
 class Side:
-    """An engine to compare."""
+    """A server to compare."""
 
     name: str
     kind: Literal["plain", "native", "native schedule", "ours", "beside"]
@@ -48,31 +48,14 @@ class Side:
         """Short label, to tell plain decoding and native DFlash with different K apart."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
-    def start(
-        self, logs: Path, environment: Mapping[str, str] = MappingProxyType({}), **arguments: Any
-    ) -> EngineProcess:
-        """Start the engine in a process that logs to a file in `logs`.
-
-        `environment`: variables besides those of `side_environment`. `arguments`: see
-        `EngineProcess`.
-        """
-        variables: dict[str, str | None] = {**side_environment(self.plugins), **environment}
-        if "kv_cache_memory_bytes" in arguments:  # on CPUs the variable would override it
+    def environment(self, *, has_cache_size: bool = False) -> dict[str, str | None]:
+        """Return variables of the process. `has_cache_size`: whether a flag sets the KV cache's."""
+        variables: dict[str, str | None] = {"VLLM_PLUGINS": self.plugins}
+        if has_cache_size:  # on CPUs the variable would override the flag
             variables["VLLM_CPU_KVCACHE_SPACE"] = None
-        return EngineProcess(
-            logs / f"{self.name.replace(' ', '-').replace('/', '-')}.log",
-            environment=variables,
-            speculative_config=self.speculative_config,
-            **arguments,
-        )
-
-
-def side_environment(plugins: str | None = None) -> dict[str, str]:
-    """Return variables for one of several engines. `plugins`: VLLM_PLUGINS; None: unchanged."""
-    environment = {} if plugins is None else {"VLLM_PLUGINS": plugins}
-    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    return environment
+        elif "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
+        return variables
 
 
 def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()) -> list[Side]:
@@ -102,56 +85,66 @@ def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()
             called = ", ".join(f"{key} {value}" for key, value in options.items())
         sides.append(Side(f"ours, {called}", "beside", PLUGIN, ours | options))
     for name, count in Counter(side.name for side in sides).items():
-        if count > 1:  # engines and results are found by name
+        if count > 1:  # servers and results are found by name
             raise ValueError(f"--beside names {name!r} {count} times: leave all but one out.")
     return sides
 
 
 @dataclass
-class SideEngines:
-    """One engine per side, each in its own process, until the context ends."""
+class SideServers:
+    """One server per side, until the context ends."""
 
-    arguments: dict[str, Any]
-    """Arguments of every engine and of its process; see `Side.start`."""
+    model: str
+    flags: list[str]
+    """Flags of every `vllm serve`."""
     at_once: int
-    """Engines that may start at the same time."""
+    """Servers that may start at the same time."""
     logs: Path
-    """Folder for the engines' logs."""
-    _children: dict[str, EngineProcess] = field(default_factory=dict)
+    """Folder for the servers' logs."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of every server, besides those of its side."""
+    _servers: dict[str, Server] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     def start(self, sides: Sequence[Side], progress: Progress) -> list[Facts]:
-        """Start an engine for each side. Returns facts in the order in which engines started.
+        """Start a server for each side. Returns facts in the order in which servers started.
 
         Ours starts first and alone, because it times its costs at the end of its start and must not
         be disturbed.
         """
         waiting = sorted(sides, key=lambda side: side.name != OURS)
         facts: list[Facts] = []
-        with progress.stage("starting the engines", len(sides), "engines") as tell:
+        with progress.stage("starting the servers", len(sides), "servers") as tell:
             while waiting:
-                room = self.at_once if self._children else 1
+                room = self.at_once if self._servers else 1
                 crowd, waiting = waiting[:room], waiting[room:]
                 names, began = ", ".join(side.name for side in crowd), time.monotonic()
                 tell(len(facts), f"waiting for {names}")
                 for side in crowd:
-                    self._children[side.name] = side.start(self.logs, **self.arguments)
-                    self._children[side.name].send("facts")
+                    self._servers[side.name] = self._stack.enter_context(self._launch(side))
                 for side in crowd:
-                    facts.append(self._children[side.name].receive())
+                    facts.append(self._servers[side.name].wait())
                     tell(len(facts), f"{side.name} is up")
                 progress.say(f"up after {time.monotonic() - began:.0f} s: {names}")
         return facts
 
-    def ask(self, name: str, question: str, **arguments: Any) -> Any:
-        """Ask the engine of the side with this name; see `EngineProcess.ask`."""
-        return self._children[name].ask(question, **arguments)
+    def __getitem__(self, name: str) -> Server:
+        return self._servers[name]
+
+    def _launch(self, side: Side) -> Server:
+        variables = side.environment(has_cache_size=CACHE_SIZE in self.flags)
+        return Server(
+            self.logs / f"{side.name.replace(' ', '-').replace('/', '-')}.log",
+            self.model,
+            self.flags,
+            speculative_config=side.speculative_config,
+            environment=variables | self.environment,
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        with ExitStack() as stack:
-            for child in self._children.values():
-                stack.push(child)
-            for child in self._children.values():
-                child.dismiss()  # dismiss all before waiting for the first
+        for server in self._servers.values():
+            server.dismiss()  # all, before waiting for the first
+        self._stack.close()

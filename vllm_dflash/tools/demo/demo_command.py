@@ -69,7 +69,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from vllm_dflash.checkpoint.read import read_drafter
     from vllm_dflash.checkpoint.refusal import missing_model_reason
     from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
-    from vllm_dflash.tools.bench.sides import make_sides
+    from vllm_dflash.tools.bench.sides import Side, make_sides
     from vllm_dflash.tools.demo.demonstration import (
         PROMPT_SHOWN,
         demonstrate,
@@ -77,6 +77,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
         show_text,
     )
     from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, held_out_beside, read_prompts
+    from vllm_dflash.tools.server import Server
 
     demo, progress = demo_folder(), progress_on()
     pair = own = given_pair(parsed.target, parsed.drafter)
@@ -95,18 +96,25 @@ def run_demo(parsed: argparse.Namespace) -> int:
             prompts = [one[-PROMPT_SHOWN:] for one in prompts]
     longest = read_drafter(pair.drafter).max_draft_tokens
     native_k = sorted({min(k, longest) for k in parsed.native_k})
-    engine = {
-        "model": pair.target,
-        **choose_dtype(
-            parsed.dtype or (None if own else "float32"), progress, pair.target, parsed.flags
-        ),
-        "flags": [*FLAGS, *([] if own else SOONER), *parsed.flags],
-        "logs": parsed.out / "logs",
-    }
+    dtype = parsed.dtype or (None if own else "float32")
+    flags = [*FLAGS, *([] if own else SOONER), *parsed.flags]
+    for name, value in choose_dtype(dtype, progress, pair.target, parsed.flags).items():
+        flags += [f"--{name}", value]
+
+    def start(side: Side) -> Server:
+        return Server(
+            parsed.out / "logs" / f"{side.name.replace(' ', '-')}.log",
+            pair.target,
+            flags,
+            speculative_config=side.speculative_config,
+            environment=side.environment(),
+            module="vllm_dflash.tools.demo.demo_server",
+        )
+
     sides = make_sides(pair.drafter, native_k)
     console = output_console()
     show = partial(show_text, console=console)
-    found = demonstrate(engine, sides, prompts, parsed.tokens, progress, show, questions)
+    found = demonstrate(start, sides, prompts, parsed.tokens, progress, show, questions)
     show_speeds(found, console)
     if found.dtype == "float32" and not found.all_identical:
         complain(

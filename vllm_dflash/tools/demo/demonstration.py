@@ -1,18 +1,22 @@
-"""Runs the engines on the same prompts, one after the other; shows speeds and drafted tokens."""
+"""Runs the servers on the same prompts, one after the other; shows speeds and drafted tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import eq
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
+from vllm_dflash.tools.completions import Request, complete, counts, decode, encode, steps
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.verify.gate import drafting_between
 
 TEXTS = {1: (1, 4), 8: (8, 24)}
@@ -20,6 +24,9 @@ TEXTS = {1: (1, 4), 8: (8, 24)}
 prepared and costs learned when a batch size first occurs."""
 SHOWN = 2
 """Texts that are shown step by step, as soon as our engine is up."""
+MOST_IN_A_STEP = 64
+"""Tokens; longer than any drafter's block."""
+INCOMPLETE = "\ufffd"
 BAR = 16
 ACCEPTED, OWN = "bold green", "bold"
 ANSWER = "\n\n"
@@ -29,6 +36,16 @@ PROMPT_SHOWN = 160
 NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
 """Names for newcomers, by kind of side."""
 STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
+
+
+class Step(NamedTuple):
+    """New text of one step of the target."""
+
+    drafted: str
+    own: str
+    """Text of the target's own token."""
+    length: int
+    """Number of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +79,20 @@ class Demonstration:
 
 
 def demonstrate(
-    start: dict[str, Any],
+    start: Callable[[Side], Server],
     sides: list[Side],
     prompts: list[str],
     tokens: int,
     progress: Progress,
-    show: Callable[[str, Iterator[list[str]]], None],
+    show: Callable[[str, Iterator[Step]], None],
     questions: list[str] | None,
 ) -> Demonstration:
-    """Generate texts of up to `tokens` tokens on every side, one engine after the other.
+    """Generate texts of up to `tokens` tokens on every side, one server after the other.
 
-    `sides` must include plain decoding and ours. `start`: arguments of `Side.start`. Our engine
-    runs first, so that users see DFlash without waiting for the others: `show` gets the prompts of
-    its first texts and the texts of their tokens, step by step as they come. `questions` replace
-    the prompts, and go through the chat template, if the target has one.
+    `sides` must include plain decoding and ours. `start` starts a side's server. Ours runs first,
+    so that users see DFlash without waiting for the others: `show` gets the prompts of its first
+    texts, and their steps as they come. `questions` replace the prompts, and go through the chat
+    template, if the target has one.
 
     Raises:
         ValueError: an engine refused its arguments.
@@ -85,33 +102,67 @@ def demonstrate(
     template: dict[str, Any] | None = None
     # Ours first: only it checks that the pair fits.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
-        with side.start(**start) as process:
-            engine, name = process.answers, f"engine {number} of {len(sides)} ({side.name})"
+        with start(side) as server:
+            name = f"engine {number} of {len(sides)} ({side.name})"
             with progress.stage(f"{name}: starting"):
-                facts = engine.facts()
+                facts = server.wait()
             found.dtype = facts["dtype"]
+            if side.name == OURS and questions and facts["has_chat_template"]:
+                prompts, template = questions, {}
+            encoded = encode(server, prompts[: max(sum(TEXTS.values(), ()))], template)
             if side.name == OURS:
-                if questions and facts["has_chat_template"]:
-                    prompts, template = questions, {}
-                for one in prompts[:SHOWN]:
-                    engine.begin_text(prompt=one, tokens=tokens, template=template)
-                    show(one + ANSWER * (template is not None), iter(engine.next_step, None))
-            passes = [(count, prompts[:texts]) for count in TEXTS for texts in TEXTS[count]]
+                for prompt, one in zip(prompts[:SHOWN], encoded, strict=False):
+                    shown = write_by_step(server, one, tokens, {*facts["stop_tokens"]})
+                    show(prompt + ANSWER * (template is not None), shown)
+            passes = [(count, encoded[:texts]) for count in TEXTS for texts in TEXTS[count]]
             total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
                 for count, texts in passes:
-                    answer = engine.generate(
-                        prompts=texts, tokens=tokens, concurrency=count, template=template
-                    )
-                    _, length = drafting_between({}, answer["counts"])
-                    written = Written(answer["token_ids"], answer["tokens_per_second"], length)
-                    found.levels[count][side.name] = written
+                    found.levels[count][side.name] = _write_all(server, texts, tokens, count)
                     done += len(texts)
                     tell(done)
     return found
 
 
-def show_text(prompt: str, steps: Iterable[list[str]], console: Console) -> None:
+def _write_all(
+    server: Server, prompts: Sequence[list[int]], tokens: int, concurrency: int
+) -> Written:
+    before, began = counts(server), time.perf_counter()
+    texts = [
+        one.tokens
+        for one in complete(server, [Request(one, tokens) for one in prompts], concurrency)
+    ]
+    seconds = time.perf_counter() - began
+    _, length = drafting_between(before, counts(server))
+    return Written(texts, sum(map(len, texts)) / seconds, length)
+
+
+def write_by_step(
+    server: Server, prompt: Sequence[int], tokens: int, stop_tokens: AbstractSet[int]
+) -> Iterator[Step]:
+    """Yield the steps of a text as they come.
+
+    The last token of a step is the target's own (the bonus token); those before it are accepted
+    drafts. A character made of several tokens is the text of the last of them. Steps are never cut,
+    so there may be a few more than `tokens` tokens. A token that ends the text is not shown.
+    """
+    written: list[int] = []
+    shown = ""
+
+    def show(new: Sequence[int]) -> str:
+        nonlocal shown
+        written.extend(new)
+        before = len(shown)
+        shown = decode(server, written).rstrip(INCOMPLETE) if new else shown
+        return shown[before:]
+
+    for *drafts, last in steps(server, Request(prompt, tokens + MOST_IN_A_STEP)):
+        yield Step(show(drafts), "" if last in stop_tokens else show([last]), len(drafts) + 1)
+        if len(written) >= tokens:
+            return
+
+
+def show_text(prompt: str, text: Iterable[Step], console: Console) -> None:
     """Print the text that follows a prompt as it comes, marking accepted drafts."""
     colours = bool(console.color_system) and not console.no_color
     accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
@@ -120,11 +171,11 @@ def show_text(prompt: str, steps: Iterable[list[str]], console: Console) -> None
     _print(console, Text.assemble("\nWho wrote what: ", accepted, ", ", own), line)
     _write(console, prompt[-PROMPT_SHOWN:], "dim")
     count = tokens = 0
-    for *drafted, bonus in steps:
-        words = "".join(drafted)
+    for step in text:
+        words = step.drafted
         _write(console, words if colours or not words else f"«{words}»", ACCEPTED)
-        _write(console, bonus, OWN)
-        count, tokens = count + 1, tokens + len(drafted) + 1
+        _write(console, step.own, OWN)
+        count, tokens = count + 1, tokens + step.length
     about = (
         f"{tokens} tokens in {count} steps of the target:"
         f" {tokens - count} were drafted, and accepted by it"

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
-from vllm_dflash.tools.engine_answers import Finished, Request
+from vllm_dflash.tools.completions import Finished, Request
 
 Tokens = tuple[int, ...]
 FIRST_PIECE = 16

@@ -1,6 +1,6 @@
 """The gate: DFlash writes texts at every concurrency; plain decoding writes and judges them.
 
-The engines run one after the other, since each takes most of a GPU's memory.
+The servers run one after the other, since each takes most of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import islice, pairwise
 
-from vllm_dflash.tools.engine_answers import EngineAnswers, Facts, Request, complete
+from vllm_dflash.tools.completions import Request, complete, counts, decode, encode
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.verify.divergence import Divergence, Text, Tokens, compare_all
+from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import Facts
+from vllm_dflash.tools.verify.divergence import Text, Tokens, compare_all
 from vllm_dflash.tools.verify.verification import Finding, Level, Verification
 
-OpenEngine = Callable[[], AbstractContextManager[EngineAnswers]]
-"""Starts an engine, which ends with the context."""
+Start = Callable[[], AbstractContextManager[Server]]
+"""Starts a server, which ends with the context."""
 TIE = 0.20
 """Nat. In bfloat16, logits between 16 and 32 are 0.125 apart, so rounding can differ by that."""
 EXACT = "float32"
@@ -36,8 +39,8 @@ class GateSettings:
 
 def verify(
     prompts: Sequence[str],
-    open_dflash: OpenEngine,
-    open_plain: OpenEngine,
+    start_dflash: Start,
+    start_plain: Start,
     settings: GateSettings | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -45,52 +48,82 @@ def verify(
 
     Args:
         prompts: texts to continue.
-        open_dflash: starts the engine to verify.
-        open_plain: starts the same engine without a speculative config, after the other has ended.
+        start_dflash: starts the server to verify.
+        start_plain: starts the same one without a speculative config, after the other has ended.
         settings: how to verify (default: `GateSettings()`).
         progress: for reporting progress (default: silent).
 
     Raises:
-        ValueError: a prompt or concurrency does not fit the engines, or the engines cannot be
-            compared.
-        EngineDied: an engine in a child process died.
+        ValueError: a prompt or concurrency does not fit the engines, an engine refused its
+            arguments, or the engines cannot be compared.
+        EngineDied: an engine died.
     """
-    settings = settings or GateSettings()
-    progress = progress or Progress()
-    most = max(settings.concurrency)
-    with open_dflash() as dflash:
+    settings, progress = settings or GateSettings(), progress or Progress()
+    with start_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
-            facts = dflash.facts()
-        requests = make_requests(dflash.encode(texts=list(prompts)), settings, facts)
-        written, counts = [], [dflash.counts()]
+            facts = dflash.wait()
+        requests = make_requests(encode(dflash, prompts), settings, facts)
+        written, drafted = [], [counts(dflash)]
         for concurrency in settings.concurrency:
             name = f"DFlash, concurrency {concurrency}"
             written.append(_write(dflash, requests, concurrency, name, progress))
-            counts.append(dflash.counts())
-    with open_plain() as plain:
+            drafted.append(counts(dflash))
+    tie = settings.tie
+    if tie is None:
+        tie = 0.0 if facts["dtype"] == EXACT else TIE
+    with start_plain() as plain:
         with progress.stage("starting plain decoding's engine"):
-            check_engines(facts, plain.facts())
-        reference = _write(plain, requests, most, "plain decoding", progress)
-        texts = [
-            Text(tuple(request.tokens), theirs, ours, request.max_tokens)
-            for of_level in written
-            for request, theirs, ours in zip(requests, reference, of_level, strict=True)
-        ]
-        ask = partial(complete, plain, concurrency=most)
-        with progress.stage("comparing", len(texts), "texts") as on_settled:
-            divergences = compare_all(texts, {*facts["stop_tokens"]}, ask, on_settled)
-        tie = settings.tie
-        if tie is None:
-            tie = 0.0 if facts["dtype"] == EXACT else TIE
-        found = _describe(plain, divergences, len(prompts), tie)
-    levels = []
-    for number, concurrency in enumerate(settings.concurrency):
-        drafting = drafting_between(counts[number], counts[number + 1])
-        mine = found[number * len(prompts) : (number + 1) * len(prompts)]
-        levels.append(Level.of(concurrency, *drafting, mine))
+            check_engines(facts, plain.wait())
+        found = _judge(plain, requests, written, facts, settings, tie, progress)
+    levels = [
+        Level.of(concurrency, *drafting_between(*between), texts)
+        for concurrency, between, texts in zip(
+            settings.concurrency, pairwise(drafted), found, strict=True
+        )
+    ]
     about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
     about |= {"drafter": facts["drafter"], "versions": facts["versions"]}
     return Verification(about, tie, tuple(levels))
+
+
+def _judge(
+    plain: Server,
+    requests: Sequence[Request],
+    written: Sequence[Sequence[Tokens]],
+    facts: Facts,
+    settings: GateSettings,
+    tie: float,
+    progress: Progress,
+) -> list[list[tuple[Finding, ...]]]:
+    """Return the findings about each text that was `written`, at each concurrency."""
+    most = max(settings.concurrency)
+    reference = _write(plain, requests, most, "plain decoding", progress)
+    texts = [
+        Text(tuple(request.tokens), theirs, ours, request.max_tokens)
+        for level in written
+        for request, theirs, ours in zip(requests, reference, level, strict=True)
+    ]
+    ask = partial(complete, plain, concurrency=most)
+    with progress.stage("comparing", len(texts), "texts") as on_settled:
+        found = iter(compare_all(texts, {*facts["stop_tokens"]}, ask, on_settled))
+    word = cache(partial(_word, plain))
+    return [
+        [
+            tuple(
+                Finding(
+                    prompt=prompt,
+                    position=one.position,
+                    dflash=word(one.dflash),
+                    plain=word(one.plain),
+                    regret=one.regret,
+                    is_tie=one.is_tie(tie),
+                )
+                for one in divergences
+            )
+            for prompt, divergences in enumerate(islice(found, len(requests)))
+        ]
+        for _ in written
+    ]
 
 
 def check_engines(dflash: Facts, plain: Facts) -> None:
@@ -149,36 +182,16 @@ def drafting_between(
 
 
 def _write(
-    engine: EngineAnswers,
+    server: Server,
     requests: Sequence[Request],
     concurrency: int,
     name: str,
     progress: Progress,
 ) -> list[Tokens]:
     with progress.stage(name, len(requests), "texts") as on_finished:
-        finished = complete(engine, requests, concurrency, on_finished)
+        finished = complete(server, requests, concurrency, on_finished)
     return [tuple(one.tokens) for one in finished]
 
 
-def _describe(
-    engine: EngineAnswers, divergences: Sequence[Sequence[Divergence]], num_prompts: int, tie: float
-) -> list[tuple[Finding, ...]]:
-    """Return each text's findings, with tokens as text. Texts are ordered by level, then prompt."""
-    both = {token for text in divergences for one in text for token in (one.dflash, one.plain)}
-    tokens = sorted(token for token in both if token is not None)
-    words: dict[int | None, str | None] = {None: None}
-    words |= dict(zip(tokens, engine.decode(tokens=tokens), strict=True))
-    return [
-        tuple(
-            Finding(
-                prompt=number % num_prompts,
-                position=one.position,
-                dflash=words[one.dflash],
-                plain=words[one.plain],
-                regret=one.regret,
-                is_tie=one.is_tie(tie),
-            )
-            for one in text
-        )
-        for number, text in enumerate(divergences)
-    ]
+def _word(server: Server, token: int | None) -> str | None:
+    return None if token is None else decode(server, [token])

@@ -7,8 +7,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
@@ -18,10 +18,9 @@ from vllm_dflash.config.speculative_settings import asks_for_dflash
 from vllm_dflash.tools.arguments import add_number, add_prompts, json_object, not_negative, positive
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.default_dtype import choose_dtype
-from vllm_dflash.tools.engine_answers import EngineAnswers
-from vllm_dflash.tools.engine_process import EngineProcess, temporary_logs
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
+from vllm_dflash.tools.server import Server, temporary_logs
 from vllm_dflash.tools.tables import Table
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Verification
@@ -143,18 +142,20 @@ def verify_pair(
     logs: Path | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Run `verify` on two engines, each in its own process. Raises as `verify` does.
+    """Run `verify` on two servers. Raises as `verify` does.
 
-    `logs`: folder for the engines' logs; None: keep only those of an engine that died.
+    `flags`: of `vllm serve`, for both. `logs`: folder for the servers' logs; None: keep only those
+    of an engine that died.
     """
     if not speculative_config:
         raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
-    open_engine = partial(open_side, target, flags=flags, dtype=dtype)
+    common = flags if dtype is None else (*flags, "--dtype", dtype)
+    ours = required(speculative_config)
     with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
             prompts,
-            partial(open_engine, speculative_config, folder / "dflash.log"),
-            partial(open_engine, None, folder / "plain.log"),
+            partial(Server, folder / "dflash.log", target, common, speculative_config=ours),
+            partial(plain_server, folder / "plain.log", target, common),
             settings,
             progress,
         )
@@ -162,32 +163,9 @@ def verify_pair(
     return result
 
 
-@contextmanager
-def open_side(
-    target: str,
-    speculative_config: dict[str, Any] | None,
-    log: Path,
-    *,
-    flags: Sequence[str] = (),
-    dtype: str | None = None,
-) -> Iterator[EngineAnswers]:
-    """Start an engine, with our plugin only if there is a speculative config.
-
-    Arguments are as for `vllm serve`. `log`: file for the engine's log.
-
-    Raises:
-        ValueError: the engine refused its arguments; also raised by questions.
-        EngineDied: the engine died; also raised by questions.
-    """
-    arguments: dict[str, Any] = {"flags": [*flags]}
-    if dtype is not None:
-        arguments["dtype"] = dtype
-    if speculative_config:
-        arguments["speculative_config"] = required(speculative_config)
-    else:
-        arguments["environment"] = {"VLLM_PLUGINS": ",".join(other_plugins())}
-    with EngineProcess(log, model=target, **arguments) as process:
-        yield process.answers
+def plain_server(log: Path, target: str, flags: Sequence[str] = ()) -> Server:
+    """Start a server that decodes plainly, without our plugin. Arguments are those of `Server`."""
+    return Server(log, target, flags, environment={"VLLM_PLUGINS": ",".join(other_plugins())})
 
 
 def required(speculative_config: dict[str, Any]) -> dict[str, Any]:

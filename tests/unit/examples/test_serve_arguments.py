@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_dflash.config import serve_arguments
+from ray_engines import serve_arguments
 
 
 def test_of_this_vllm() -> None:

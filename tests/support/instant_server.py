@@ -1,0 +1,76 @@
+"""A server that answers at once, in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import Facts
+
+
+class InstantServer(Server):
+    """Counts upwards from the last token of the prompt. A token is a character's number."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        self.asked: list[dict[str, Any]] = []
+        """Bodies of the completions."""
+        self.drafts = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def wait(self) -> Facts:
+        return Facts(**{"drafter": None, "stop_tokens": [], "versions": {}, **self.facts})  # type: ignore[typeddict-item]
+
+    def write(self, prompt: list[int], limit: int) -> list[int]:
+        return [prompt[-1] + number for number in range(1, limit + 1)]
+
+    def regret(self, best: int, scored: int) -> float:
+        return float(best != scored)
+
+    def steps(self, tokens: list[int]) -> list[list[int]]:
+        return [tokens]
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        match path, body:
+            case "/tokenize", {"prompt": text}:
+                return {"tokens": [ord(letter) for letter in text]}
+            case "/tokenize", {"messages": [{"content": text}]}:
+                return {"tokens": [ord(letter) for letter in f"<{text}>"]}
+            case "/detokenize", {"tokens": [*tokens]}:
+                return {"prompt": "".join(map(chr, tokens))}
+            case "/v1/completions", {"prompt": [*prompt], "max_tokens": limit}:
+                self.asked.append(asked := dict(body or {}))
+                choice: dict[str, Any] = {"token_ids": self.write(prompt, limit)}
+                self.drafts += 2
+                for scored in asked.get("logprob_token_ids", ()):
+                    best = prompt[-1] + 1
+                    found = {best: 0.0, scored: -self.regret(best, scored)}
+                    top = {f"token_id:{token}": value for token, value in found.items()}
+                    choice["logprobs"] = {"top_logprobs": [top]}
+                return {"choices": [choice]}
+        raise KeyError(path)
+
+    @contextmanager
+    def answer(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[Any]:
+        if path == "/metrics":
+            counts = {"drafts": 1, "draft_tokens": 3, "accepted_tokens": 1}
+            lines = [
+                f"# TYPE vllm:spec_decode_num_{name}_total counter\n"
+                f"vllm:spec_decode_num_{name}_total {per_draft * self.drafts}\n"
+                for name, per_draft in counts.items()
+            ]
+        else:
+            (choice,) = self.ask(path, body)["choices"]
+            parts = self.steps(choice["token_ids"])
+            events = [json.dumps({"choices": [{"token_ids": one}]}) for one in parts]
+            lines = [f"data: {event}\n\n" for event in [*events, "[DONE]"]]
+        yield io.BytesIO("".join(lines).encode())

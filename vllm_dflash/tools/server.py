@@ -1,0 +1,212 @@
+"""Runs `vllm serve` in processes of its own, and sends it requests over HTTP.
+
+vLLM's start cannot be interrupted safely: if Ctrl-C reaches one of its processes during its start,
+the others wait for it forever. So a server's processes are in their own session, which Ctrl-C does
+not reach. They end together: the command ends them or, if the command was killed, they end by
+themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self, cast
+
+from vllm_dflash.tools import server_process
+from vllm_dflash.tools.server_process import FACTS_PATH, REFUSAL, REFUSED, SECONDS_TO_STOP, Facts
+
+HOST = "127.0.0.1"
+"""Other machines cannot reach the servers."""
+NAMED_ELSEWHERE = ("--model", "--spec", "-sc")
+"""How flags begin that set the target or the speculative config."""
+SECONDS_BETWEEN_LOOKS = 0.5
+LAST_LINES = 15
+"""Lines shown from the end of a log without errors."""
+ERROR_LINE = re.compile(
+    r"^(?:\(\w+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
+    r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
+    re.MULTILINE,
+)
+"""The last line of a traceback, with or without the prefixes of vLLM and PyTorch."""
+
+
+class EngineDied(RuntimeError):
+    """A server ended, or could not start. The message lists its errors, the root cause first."""
+
+    def __init__(self, log: Path) -> None:
+        """`log`: the server's log, which the message points to."""
+        text = log.read_text(errors="replace")
+        lines = ["an engine died:", *dict.fromkeys(ERROR_LINE.findall(text))]
+        if len(lines) == 1:
+            lines = ["an engine died; the end of its log:", *text.splitlines()[-LAST_LINES:]]
+        super().__init__("\n  ".join(lines) + f"\nits log: {log}")
+
+
+@contextlib.contextmanager
+def temporary_logs(prefix: str) -> Iterator[Path]:
+    """Create a temporary folder for logs; it is kept only if an engine died."""
+    folder, is_kept = Path(tempfile.mkdtemp(prefix=prefix)), False
+    try:
+        yield folder
+    except EngineDied:
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Server:
+    """A `vllm serve` process, which ends with the context."""
+
+    def __init__(
+        self,
+        log: Path,
+        model: str,
+        flags: Sequence[str] = (),
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str | None] = MappingProxyType({}),
+        module: str = server_process.__name__,
+    ) -> None:
+        """Start the process, without waiting for it.
+
+        Args:
+            log: file for everything that vLLM prints.
+            model: path or Hugging Face name of the target.
+            flags: more flags of `vllm serve`.
+            speculative_config: as for `vllm serve`.
+            environment: variables to set for the process, or None to unset one; the others are
+                this process's.
+            module: what runs `vllm serve` when it is run as a program.
+
+        Raises:
+            ValueError: the flags set what other arguments do.
+        """
+        if any(flag.startswith(NAMED_ELSEWHERE) for flag in flags):
+            raise ValueError("the flags after -- must not set the target or the speculative config")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self._port = _free_port()
+        command = [sys.executable, "-m", module, "serve", model, *flags]
+        command += ["--host", HOST, "--port", str(self._port)]
+        command += ["--middleware", f"{server_process.__name__}.FactsMiddleware"]
+        if speculative_config is not None:
+            command += ["--speculative-config", json.dumps(speculative_config)]
+        # A key would be asked of every request.
+        variables = {**os.environ, "VLLM_API_KEY": None, **environment}
+        with log.open("w") as file:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={name: value for name, value in variables.items() if value is not None},
+                # Ctrl-C must reach only the command, which then ends its servers.
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        """Return the server's address."""
+        return f"http://{HOST}:{self._port}"
+
+    def wait(self) -> Facts:
+        """Wait until the server serves. Returns facts about its engine.
+
+        Raises:
+            ValueError: the engine refused its arguments.
+            EngineDied: the engine ended.
+        """
+        while self._process.poll() is None:
+            with contextlib.suppress(OSError), self._respond("/health") as response:
+                if response.status == HTTPStatus.OK:
+                    return cast("Facts", self.ask(FACTS_PATH))
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if self._process.returncode == REFUSED:
+            raise ValueError(self.log.read_text().rpartition(f"\n{REFUSAL}")[2].rstrip())
+        raise EngineDied(self.log)
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Get JSON, or post it and get an answer.
+
+        Raises:
+            ValueError: the server refused the request.
+            EngineDied: the engine ended without answering.
+        """
+        with self.answer(path, body) as response:
+            return json.load(response)
+
+    @contextlib.contextmanager
+    def answer(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[HTTPResponse]:
+        """Yield the response to a request that succeeds; its lines come as they are sent.
+
+        Raises as `ask` does.
+        """
+        try:
+            with self._respond(path, body) as response:
+                if response.status == HTTPStatus.OK:
+                    yield response
+                    return
+                refusal = response.read().decode(errors="replace")
+        except (OSError, HTTPException):
+            refusal = f"the server gave no answer; its log: {self.log}"
+        else:
+            if response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise ValueError(_message(refusal))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(SECONDS_TO_STOP)
+            raise EngineDied(self.log)
+        raise ValueError(_message(refusal))
+
+    def _respond(self, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
+        connection = HTTPConnection(HOST, self._port)
+        written = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        connection.request("GET" if body is None else "POST", path, written, headers)
+        return connection.getresponse()
+
+    def dismiss(self) -> None:
+        """Ask the process to end, without waiting; `__exit__` waits."""
+        self._process.terminate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.dismiss()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(SECONDS_TO_STOP)
+        finally:  # also if the wait is interrupted
+            # vLLM's own processes outlive a server that could not shut them down.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return cast("int", probe.getsockname()[1])
+
+
+def _message(refusal: str) -> str:
+    """Return the message in a refusal, which is JSON."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return str(json.loads(refusal)["error"]["message"])
+    return refusal
