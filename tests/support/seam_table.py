@@ -121,12 +121,6 @@ SEAMS = {
         vllm.distributed.device_communicators.shm_broadcast: SpinCondition.wait
     """,
     # Read by `vllm-dflash bench --dataset-name`.
-    "datasets": """
-        vllm.benchmarks.datasets.datasets: BenchmarkDataset.__init__
-            HuggingFaceDataset.__init__ HuggingFaceDataset.load_data SpecBench.sample
-            SpeedBench.load_data CustomDataset GSM8KDataset HumanEvalDataset MTBenchDataset
-            BlazeditDataset AIMODataset
-    """,
     # We do not touch these, but rely on what they do.
     "watched": """
         vllm.config.speculative: SpeculativeConfig.use_eagle_block_drop
