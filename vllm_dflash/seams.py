@@ -344,5 +344,14 @@ vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(self time
 """)
 """Used in the engine's process and in the workers with our Ray executor for CPUs."""
 
-SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU)
+DEMO_SERVER = _listed("""\
+vllm.v1.engine.output_processor:
+    RequestOutputCollector.__init__(self output_kind request_id)
+    RequestOutputCollector.put(self output)
+    RequestOutputCollector.get(self)
+    RequestOutputCollector.get_nowait(self)
+""")
+"""Used by the servers of `vllm-dflash demo`."""
+
+SEAMS = (FRONT_END, ENGINE, V1_WORKER, V2_WORKER, LILICORR, RAY_EXECUTOR, RAY_CPU, DEMO_SERVER)
 """Every seam: all that this package needs of a vLLM release."""
