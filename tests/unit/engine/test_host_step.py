@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,17 @@ def test_steps_are_counted_and_new_plans_learned_from() -> None:
     assert host.statistics.planning_seconds == sum(step.planning_seconds for step in steps)
     assert host.statistics.steps == 3
     assert host.statistics.to_dict()["costs_ms"]["step"] == {"estimated": 2.0, "measured": 4.0}
+
+
+def test_rows_that_were_stored_are_those_of_the_step_and_those_that_waited() -> None:
+    """Some rows are stored to make space for others, and some because a request is drafted."""
+    host = Host(Scripted(drafting(True, False)))
+    backlog: Any = SimpleNamespace(
+        add=lambda *_: 3, count=lambda *_: np.array([5, 9]), store=lambda *_: 5
+    )
+    host.backlog = backlog
+    step, _ = host.step(7, 7)
+    assert (step.waiting.tolist(), step.context_rows) == ([5, 9], 3 + 5)
 
 
 def test_logits_that_were_not_finite_are_counted_by_request() -> None:
