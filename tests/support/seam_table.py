@@ -121,6 +121,10 @@ SEAMS = {
         vllm.distributed.device_communicators.shm_broadcast: SpinCondition.wait
     """,
     # Read by `vllm-dflash bench --dataset-name`.
+    # The server of `vllm-dflash demo` alone.
+    "demo": """
+        vllm.v1.engine.output_processor:RequestOutputCollector. __init__ get get_nowait put
+    """,
     # We do not touch these, but rely on what they do.
     "watched": """
         vllm.config.speculative: SpeculativeConfig.use_eagle_block_drop

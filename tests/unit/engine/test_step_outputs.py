@@ -34,7 +34,7 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRecord, Outcomes
     started = property(lambda _: True, lambda *_: None)
     monkeypatch.setattr(Planner, "is_started", started, raising=False)
     monkeypatch.setattr(Planner, "learn_outcomes", lambda _, *what: learned.append(what))
-    monkeypatch.setattr(Planner, "observe", observe)
+    monkeypatch.setattr(Planner, "record_step", observe)
     return seen
 
 
@@ -165,7 +165,7 @@ def test_the_step_that_was_planned_is_learned_from(
     asked = plan_always(monkeypatch, 3, 3)
     due = [False, True, False, False, True, False]
     monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))
-    scheduler._cache.keep({"a": 3}, runs_block=True)
+    scheduler._cache.keep_plan({"a": 3}, runs_block=True)
     waiting, plans = [], []
     for number in range(6):
         scheduled, output = step({"a": 3, "b": 3}, {"a": 1 + number % 3, "b": 1})
