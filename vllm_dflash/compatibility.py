@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ from vllm_dflash import __version__
 RECORDS = Path(__file__).with_name("seams")
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
 """The releases that tests run with, and their patch releases."""
+SECONDS_TO_COMPARE = 600.0
+"""A busy machine imports vLLM's workers in minutes."""
+DIFFERENCE = "vllm-dflash found:"
+"""Begins what the process that compares says last."""
 
 
 class UnsupportedVllmError(RuntimeError):
@@ -72,7 +77,8 @@ def vllm_unsupported_reason(*parts: str) -> str | None:
     difference = first_difference(str(before), parts)
     if difference is None:
         return None
-    return f"{ours}: {difference} (install a vllm-dflash for this vLLM, or a vLLM in that range)"
+    releases = " or ".join(map(str, tested))
+    return f"{ours}: {difference} (install a vllm-dflash for this vLLM, or vLLM {releases})"
 
 
 def check_vllm(*parts: str) -> None:
@@ -85,11 +91,26 @@ def check_vllm(*parts: str) -> None:
 def first_difference(release: str, parts: tuple[str, ...]) -> str | None:
     """First thing that the installed vLLM lacks, or that takes other parameters, compared with the
     record of a release; None if there is none. Starts a process, which takes seconds."""
-    command = [sys.executable, "-m", __name__, release, *parts]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    # The child imports what this process would: -P leaves out its working directory.
+    command = [sys.executable, "-P", "-m", __name__, release, *parts]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=SECONDS_TO_COMPARE,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it could not be checked ({error})"
     if ended.returncode == 0:
         return None
-    return ended.stderr.strip().rpartition("\n")[2] or f"its check ended with {ended.returncode}"
+    _, found, difference = ended.stdout.rpartition(DIFFERENCE)
+    if not found and ended.returncode > 0:  # it could not compare
+        difference = ended.stderr.strip().rpartition("\n")[2]
+    return difference.strip() or f"its check ended with {ended.returncode}"
 
 
 def differences(record: dict[str, Any], parts: tuple[str, ...]) -> Iterator[str]:
@@ -100,10 +121,11 @@ def differences(record: dict[str, Any], parts: tuple[str, ...]) -> Iterator[str]
         for path, parameters in entries.items():
             try:
                 found = find(path)
-            except (ImportError, AttributeError) as error:
+                takes = None if parameters is None else parameters_of(found)
+            except Exception as error:  # importing a module runs it
                 yield f"it has no {path}, because {error}"
                 continue
-            if parameters is not None and (takes := parameters_of(found)) != parameters:
+            if takes != parameters:
                 yield f"{path} takes ({takes}), not ({parameters})"
 
 
@@ -113,7 +135,10 @@ def find(path: str) -> Any:
     module, _, attribute = path.partition(":")
     found: Any = import_module(module)
     for name in attribute.split("."):
-        fields = (vars(kind).get("__annotations__", {}) for kind in getattr(found, "__mro__", ()))
+        fields = (
+            {**vars(kind).get("__annotations__", {}), **vars(kind).get("__dataclass_fields__", {})}
+            for kind in getattr(found, "__mro__", ())
+        )
         if inspect.ismodule(found) and not hasattr(found, name):
             found = import_module(f"{module}.{name}")
         else:
@@ -129,4 +154,6 @@ def parameters_of(function: Any) -> str:
 
 if __name__ == "__main__":
     written = json.loads((RECORDS / f"{sys.argv[1]}.json").read_text())
-    sys.exit(next(differences(written, tuple(sys.argv[2:])), None))
+    if found := next(differences(written, tuple(sys.argv[2:])), None):
+        print(DIFFERENCE, found)
+        sys.exit(1)

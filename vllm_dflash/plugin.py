@@ -208,10 +208,11 @@ def _config_and_reasons(
         with suppress(Exception):  # vLLM reports what is wrong with the config
             return config_of_drafter(requested), [unsupported]
         return {}, [unsupported]
-    if line := untested(vllm.__version__):
-        init_logger("vllm.dflash").warning_once(line)
     config = config_of_drafter(requested)
-    return config, unsupported_reasons(requested, config, target_model_config, *args, **kwargs)
+    reasons = unsupported_reasons(requested, config, target_model_config, *args, **kwargs)
+    if not reasons and (line := untested(vllm.__version__)):
+        init_logger("vllm.dflash").warning_once(line)
+    return config, reasons
 
 
 @contextmanager

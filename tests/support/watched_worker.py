@@ -67,8 +67,8 @@ class Watched:
         plan, draft, propose = self.originals
 
         @functools.wraps(plan)
-        def _plan(step: StepRecord) -> None:
-            plan(step)
+        def _plan(step: StepRecord, batch: Any) -> None:
+            plan(step, batch)
             agreed = step.plan
             numbers = (agreed.width, agreed.holds_for, agreed.is_probe)
             prices = (agreed.utility_per_second, agreed.speedup)

@@ -42,11 +42,12 @@ logger = init_logger("vllm.dflash")
 class DFlashRayExecutor(RayExecutorV2):
     """vLLM's Ray executor, which first checks that our workers can run on every node.
 
-    Hook 7: vLLM's `distributed_executor_backend` holds this class from the selection of DFlash
-    until the executor is built. It holds the class, not its dotted path, because vLLM takes a path
-    for an executor without Ray (`ParallelConfig.use_ray`): no nsight, and wrong devices for
-    data-parallel ranks. In that time vLLM compares the setting with "ray" once, for `--numa-bind`,
-    which therefore binds the engine's process to the memory nodes of its own GPUs instead of all.
+    Hook "Ray executor": vLLM's `distributed_executor_backend` holds this class from the selection
+    of DFlash until the executor is built. It holds the class, not its dotted path, because vLLM
+    takes a path for an executor without Ray (`ParallelConfig.use_ray`): no nsight, and wrong
+    devices for data-parallel ranks. In that time vLLM compares the setting with "ray" once, for
+    `--numa-bind`, which therefore binds the engine's process to the memory nodes of its own GPUs
+    instead of all.
     Workers see "ray" as usual, which several functions check (`gpu_worker.Worker.init_device`).
     """
 

@@ -30,22 +30,29 @@ def provides_hidden_states(target: ModelConfig) -> bool:
     module = getattr(found, "module_name", "")
     if not module.startswith("vllm."):
         return True
+    if _source_of(module) is None:  # a vLLM without its sources
+        return True
     return _inherits(module, found.class_name, SupportsEagle3.__name__)
+
+
+def _source_of(module: str) -> Path | None:
+    """Return the file of a module or package of vLLM's; None if there is none."""
+    import vllm
+
+    path = Path(vllm.__file__).parents[1].joinpath(*module.split("."))
+    files = path.with_suffix(".py"), path / "__init__.py"
+    return next((file for file in files if file.exists()), None)
 
 
 def _inherits(module: str, name: str, wanted: str) -> bool:
     """Whether a class of vLLM's has a direct or indirect base of this name."""
-    import vllm
-
     if name == wanted:
         return True
-    file = Path(vllm.__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
-    if not file.exists():  # a package, or not vLLM's
-        file = file.with_suffix("") / "__init__.py"
-    if not file.exists():
+    file = _source_of(module)
+    if file is None:  # not vLLM's
         return False
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.parse(file.read_text()).body:
+    for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             bases = (ast.unparse(base).split("[")[0] for base in node.bases)
             return any(_inherits(module, base, wanted) for base in bases)

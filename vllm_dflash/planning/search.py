@@ -30,9 +30,9 @@ class Batch(NamedTuple):
     waiting: Ints
     """Context rows of each that must be stored before it can be drafted, [R]."""
     texts: Floats
-    """Worth of what their texts predict, [R, F]."""
+    """Utility of what their texts predict, [R, F]."""
     blocks: Floats
-    """Worth that is expected of their blocks, [R, K]."""
+    """Utility that is expected of their blocks, [R, K]."""
 
     @property
     def size(self) -> int:

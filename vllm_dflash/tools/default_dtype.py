@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vllm_dflash.checkpoint.read import load_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.server import flag_names
 
 IN_FLOAT32 = (
     "this CPU has no bfloat16 instructions (AVX-512 BF16), so bfloat16 is several times slower than"
@@ -42,8 +43,7 @@ def choose_dtype(
     """
     if given is not None:
         return {"dtype": given}
-    is_named = any(flag.partition("=")[0] == "--dtype" for flag in flags)
-    if is_named or not emulates_bfloat16() or is_quantised(target):
+    if "--dtype" in flag_names(flags) or not emulates_bfloat16() or is_quantised(target):
         return {}
     progress.say(IN_FLOAT32)
     return {"dtype": "float32"}

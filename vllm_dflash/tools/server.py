@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -31,8 +31,10 @@ from vllm_dflash.tools.server_process import FACTS_PATH, REFUSAL, REFUSED, SECON
 
 HOST = "127.0.0.1"
 """Other machines cannot reach the servers."""
-NAMED_ELSEWHERE = ("--model", "--spec", "-sc")
-"""How flags begin that set the target or the speculative config."""
+NAMED_ELSEWHERE = ("--model", "--model-tag", "-sc")
+"""Flags that set the target or, with those that begin with --spec, the speculative config."""
+UNREACHABLE = ("--uds", "--api-key", "--headless", "--ssl")
+"""How flags begin with which the server could not be asked."""
 SECONDS_BETWEEN_LOOKS = 0.5
 LAST_LINES = 15
 """Lines shown from the end of a log without errors."""
@@ -97,8 +99,11 @@ class Server:
         Raises:
             ValueError: the flags set what other arguments do.
         """
-        if any(flag.startswith(NAMED_ELSEWHERE) for flag in flags):
-            raise ValueError("the flags after -- must not set the target or the speculative config")
+        for name in flag_names(flags):
+            if name in NAMED_ELSEWHERE or name.startswith("--spec"):
+                raise ValueError(f"{name} after --: the target and the drafter are set before it.")
+            if name.startswith(UNREACHABLE):
+                raise ValueError(f"{name} after --: this command could not reach such a server.")
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._port = _free_port()
@@ -133,12 +138,14 @@ class Server:
             EngineDied: the engine ended.
         """
         while self._process.poll() is None:
-            with contextlib.suppress(OSError), self._respond("/health") as response:
+            unanswered = contextlib.suppress(OSError, HTTPException)
+            with unanswered, self._respond("/health") as response:
                 if response.status == HTTPStatus.OK:
                     return cast("Facts", self.ask(FACTS_PATH))
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if self._process.returncode == REFUSED:
-            raise ValueError(self.log.read_text().rpartition(f"\n{REFUSAL}")[2].rstrip())
+            text = self.log.read_text(errors="replace")
+            raise ValueError(text.rpartition(f"\n{REFUSAL}")[2].rstrip())
         raise EngineDied(self.log)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -164,10 +171,9 @@ class Server:
                     return
                 refusal = response.read().decode(errors="replace")
         except (OSError, HTTPException):
-            refusal = f"the server gave no answer; its log: {self.log}"
-        else:
-            if response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise ValueError(_message(refusal))
+            raise EngineDied(self.log) from None  # a server that lives answers
+        if response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise ValueError(_message(refusal))
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(SECONDS_TO_STOP)
             raise EngineDied(self.log)
@@ -197,6 +203,12 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+def flag_names(flags: Iterable[str]) -> set[str]:
+    """Return the flags without their values, as vLLM spells them."""
+    names = (flag.partition("=")[0] for flag in flags if flag.startswith("-"))
+    return {name.replace("_", "-") for name in names}
 
 
 def _free_port() -> int:

@@ -251,16 +251,28 @@ def test_the_text_of_a_request_that_has_ended_is_forgotten() -> None:
     assert len(host.free_drafts._texts) == 1
 
 
-def test_steps_are_counted_and_new_plans_learned_from() -> None:
-    """They are compared with the policy's estimate. Planning takes time, too."""
-    observed: list[StepRecord] = []
+def test_steps_are_counted_and_new_plans_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compared with the policy's estimate. A plan takes 2 ms, of which its own step is
+    charged half, because it holds for two steps; learning from a step takes 1 ms."""
+    clock, observed, cadence = FakeTime(), list[StepRecord](), list[tuple[float, float]]()
+    monkeypatch.setattr(planning_step, "time", clock)
 
     class Learning(Scripted):
+        def plan(self, *what: Any, **more: Any) -> Plan:
+            clock.now += 0.002
+            return super().plan(*what, **more)
+
+        def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
+            clock.now += 0.5
+            return super().choose(step, confidence)
+
         def record_step(self, step: StepRecord) -> StepEstimate:  # type: ignore[override]
+            clock.now += 0.001
             observed.append(step)
             return StepEstimate(0.002, 0.0, 0.0, plain_seconds=0.001)
 
-    host = Host(Learning(), every=2)
+    host = Host(Learning(drafting(True, True), drafting(True, True)), every=2)
+    monkeypatch.setattr(host._cadence, "record_step", lambda *each: cadence.append(each))
     steps = []
     for _ in range(3):
         step, batch = host.make(7, 7)
@@ -270,10 +282,11 @@ def test_steps_are_counted_and_new_plans_learned_from() -> None:
         host.end(step)
         steps.append(step)
     assert observed == steps[::2]
-    assert steps[0].planning_seconds > 0
-    assert host.statistics.planning_seconds == sum(step.planning_seconds for step in steps)
+    assert host.statistics.planning_seconds == pytest.approx(2 * (0.002 + 0.001) + 3 * 0.5)
     assert host.statistics.steps == 3
-    assert host.statistics.to_dict()["costs_ms"]["step"] == {"estimated": 2.0, "measured": 4.0}
+    measured = host.statistics.to_dict()["costs_ms"]["step"]
+    assert measured == pytest.approx({"estimated": 2.0, "measured": 4.0 - 2.0 / 2})
+    assert [each[0] for each in cadence] == pytest.approx([0.002 + 0.001] * 2)
 
 
 def test_rows_that_were_stored_are_those_of_the_step_and_those_that_waited() -> None:

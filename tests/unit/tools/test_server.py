@@ -20,7 +20,7 @@ from support.fake_server import TOO_LONG
 from support.waiting import wait_until
 from vllm_dflash.tools import server, server_process
 from vllm_dflash.tools.completions import Finished, Request, complete, counts, decode, encode, steps
-from vllm_dflash.tools.server import EngineDied, Server, temporary_logs
+from vllm_dflash.tools.server import EngineDied, Server, flag_names, temporary_logs
 
 FAKE = "support.fake_server"
 Start = Callable[..., Server]
@@ -64,10 +64,25 @@ def test_what_is_started(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one._process.returncode == 0
 
 
-@pytest.mark.parametrize("flag", ["--model=m", "--speculative-config", "-sc", "--spec-method"])
-def test_flags_that_are_not_taken(start: Start, flag: str) -> None:
-    with pytest.raises(ValueError, match="must not set the target or the speculative config"):
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--model=m", "set before it"),
+        ("--speculative_config", "set before it"),
+        ("-sc", "set before it"),
+        ("--spec-method", "set before it"),
+        ("--ssl-keyfile=k", "could not reach"),
+        ("--uds", "could not reach"),
+    ],
+)
+def test_flags_that_are_not_taken(start: Start, flag: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"after --: .*{reason}"):
         start("target", flag)
+
+
+def test_flags_are_named_as_vllm_spells_them() -> None:
+    flags = ["--kv_cache_memory_bytes=4", "--model-impl", "auto", "-tp", "2"]
+    assert flag_names(flags) == {"--kv-cache-memory-bytes", "--model-impl", "-tp"}
 
 
 def test_requests(start: Start) -> None:

@@ -68,6 +68,8 @@ class HostStep:
         self._cadence = Cadence()
         self._since_plan = 0
         """Steps since the last new plan."""
+        self._plan_seconds = 0.0
+        """Time that the last new plan took, with learning before it."""
         self._longest_useless = 0
         """Longest match of a text, in tokens, that did not pay under the present plan."""
 
@@ -110,9 +112,13 @@ class HostStep:
         self._clock.finish(step)
         estimate = None
         if not step.repeats_plan:
+            if step.target_seconds:  # a plan's time belongs to all steps that it holds for
+                step.target_seconds -= self._plan_seconds * (1 - 1 / (1 + step.plan.holds_for))
+            before = step.planning_seconds
             with step.timing("planning"):
                 estimate = self.planner.record_step(step)
-            self._cadence.record_step(step.planning_seconds, step.seconds)
+            learning = step.planning_seconds - before
+            self._cadence.record_step(self._plan_seconds + learning, step.seconds)
         self.statistics.record_step(step, estimate)
 
     # --- the parts of a step, in their order ------------------------------------------------------
@@ -167,6 +173,7 @@ class HostStep:
         """Learn from the verified drafts, then plan which requests to draft and how wide; the same
         on every rank."""
         steps, self._since_plan, self._longest_useless = self._since_plan, 0, 0
+        before = step.planning_seconds
         with step.timing("planning"):
             self.planner.learn_drafts(step)
             if self.backlog is not None:
@@ -180,6 +187,7 @@ class HostStep:
                 waiting=step.waiting,
                 steps=steps,
             )
+        self._plan_seconds = step.planning_seconds - before
         if self.planner.agrees_across_ranks:
             step.plan = plan
             return

@@ -24,6 +24,7 @@ from vllm_dflash.tools.bench.sides import CACHE_SIZE, Side, SideServers, make_si
 from vllm_dflash.tools.default_dtype import choose_dtype
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import flag_names
 
 LEAST_PROMPTS, BATCHES = 4, 3
 """Prompts of a measurement, if the user does not say: at least, and for each request in flight."""
@@ -134,7 +135,7 @@ def build(
     if current_platform.is_cuda():
         share = parsed.gpu_memory_utilization / len(sides)
         flags = [*flags, "--gpu-memory-utilization", str(share)]
-        if CACHE_SIZE not in flags:
+        if CACHE_SIZE not in flag_names(flags):
             at_once = 1  # an engine measures free memory while it starts
     about = describe(["vllm-dflash", *sys.argv[1:]], name, flags, cells)
     return Comparison(

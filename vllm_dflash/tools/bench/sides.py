@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server import Server, flag_names
 from vllm_dflash.tools.server_process import Facts
 
 OURS = "ours"
@@ -49,7 +49,7 @@ class Side:
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
     def environment(self, *, has_cache_size: bool = False) -> dict[str, str | None]:
-        """Return variables of the process. `has_cache_size`: whether a flag sets the KV cache's."""
+        """Return the process's variables. `has_cache_size`: whether a flag sets the cache's."""
         variables: dict[str, str | None] = {"VLLM_PLUGINS": self.plugins}
         if has_cache_size:  # on CPUs the variable would override the flag
             variables["VLLM_CPU_KVCACHE_SPACE"] = None
@@ -132,7 +132,7 @@ class SideServers:
         return self._servers[name]
 
     def _launch(self, side: Side) -> Server:
-        variables = side.environment(has_cache_size=CACHE_SIZE in self.flags)
+        variables = side.environment(has_cache_size=CACHE_SIZE in flag_names(self.flags))
         return Server(
             self.logs / f"{side.name.replace(' ', '-').replace('/', '-')}.log",
             self.model,
