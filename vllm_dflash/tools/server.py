@@ -27,7 +27,14 @@ from types import MappingProxyType
 from typing import Any, Self, cast
 
 from vllm_dflash.tools import server_process
-from vllm_dflash.tools.server_process import FACTS_PATH, REFUSAL, REFUSED, SECONDS_TO_STOP, Facts
+from vllm_dflash.tools.server_process import (
+    FACTS_PATH,
+    PARENT,
+    REFUSAL,
+    REFUSED,
+    SECONDS_TO_STOP,
+    Facts,
+)
 
 HOST = "127.0.0.1"
 """Other machines cannot reach the servers."""
@@ -113,7 +120,8 @@ class Server:
         if speculative_config is not None:
             command += ["--speculative-config", json.dumps(speculative_config)]
         # A key would be asked of every request.
-        variables = {**os.environ, "VLLM_API_KEY": None, **environment}
+        ours = {"VLLM_API_KEY": None, PARENT: str(os.getpid())}
+        variables = {**os.environ, **ours, **environment}
         with log.open("w") as file:
             self._process = subprocess.Popen(
                 command,

@@ -19,6 +19,8 @@ from vllm_dflash import __version__
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+PARENT = "DFLASH_PARENT"
+"""Variable with the id of the process that this one ends with."""
 FACTS_PATH = "/vllm_dflash/facts"
 SECONDS_TO_STOP = 10.0
 """For a server that is to end; then it is killed."""
@@ -95,7 +97,9 @@ def run(main: Callable[[], None]) -> None:
 
     All processes of this group end, so that they do not keep their memory.
     """
-    threading.Thread(target=_end_without, args=[os.getppid()], daemon=True).start()
+    # The parent may have ended while vLLM was imported.
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    threading.Thread(target=_end_without, args=[parent], daemon=True).start()
     sys.argv[0] = "vllm"
     try:
         main()

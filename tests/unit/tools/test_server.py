@@ -80,6 +80,13 @@ def test_flags_that_are_not_taken(start: Start, flag: str, reason: str) -> None:
         start("target", flag)
 
 
+def test_a_server_ends_if_its_parent_had_ended_before_it_ran(start: Start) -> None:
+    with start(environment={server_process.PARENT: "1"}) as one:
+        one._process.wait(2 * server_process.SECONDS_TO_STOP)
+        with pytest.raises(EngineDied):
+            one.wait()
+
+
 def test_flags_are_named_as_vllm_spells_them() -> None:
     flags = ["--kv_cache_memory_bytes=4", "--model-impl", "auto", "-tp", "2"]
     assert flag_names(flags) == {"--kv-cache-memory-bytes", "--model-impl", "-tp"}
