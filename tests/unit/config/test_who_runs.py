@@ -1,4 +1,4 @@
-"""Who runs an engine: ours, or vLLM's own DFlash as if vllm-dflash were not installed.
+"""Tables of who runs an engine: ours, or vLLM's own DFlash as if ours were not installed.
 
 No engine that vLLM starts by itself is refused because of us. Each cell of the tables is one
 engine: a drafter, a target, and settings. vLLM creates its config as with `VLLM_PLUGINS=""`, and

@@ -262,7 +262,7 @@ def test_reports_are_asked_for_where_they_are_needed(
     drops_drafts: bool,
     reports: list[bool],
 ) -> None:
-    """By new plans, and by steps of which the host does not know how many drafts they verify."""
+    """New plans need them, and steps that verify drafts whose number the host does not know."""
     scheduler = bare(monkeypatch, plans_every_step=False, drops_drafts=drops_drafts)
     due = [True, False, False]
     monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))

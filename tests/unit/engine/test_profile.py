@@ -17,14 +17,6 @@ from vllm_dflash.engine.v2.v2_profile import lengths_to_choose, profile_v2, ragg
 from vllm_dflash.planning.costs import NO_ATTENTION
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    time = FakeTime()
-    monkeypatch.setattr(profile, "time", time)
-    monkeypatch.setattr(profile, "from_rank_0", lambda seconds: seconds)
-    return time
-
-
 def test_a_profile_stops_when_its_time_is_up(fake: FakeTime) -> None:
     runs: list[int] = []
 

@@ -8,18 +8,8 @@ import pytest
 import torch
 
 from support.fake_time import FakeTime
-from vllm_dflash.engine import profile
 from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.v1.v1_profile import profile_v1
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    time = FakeTime()
-    monkeypatch.setattr(profile, "time", time)
-    monkeypatch.setattr(profile, "from_rank_0", lambda seconds: seconds)
-    return time
-
 
 ROWS = [1, 2, 3, 4, 8, 12]
 """For 4 requests and 2 drafts: batches of one row each, then full batches of several."""

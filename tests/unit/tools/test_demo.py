@@ -14,8 +14,8 @@ from vllm.sampling_params import RequestOutputKind
 from support import DEMO
 from support.instant_server import InstantServer
 from vllm_dflash.checkpoint.refusal import missing_model_reason
-from vllm_dflash.tools import cli, server
-from vllm_dflash.tools.bench import bench_pair
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import Side, make_sides
 from vllm_dflash.tools.completions import Finished, Request, complete
 from vllm_dflash.tools.demo import demonstration
@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls[-1] |= {"model": model, "flags": flags, **named}
 
     monkeypatch.setattr(demonstration, "demonstrate", answer)
-    monkeypatch.setattr(server, "Server", started)
+    monkeypatch.setattr(sides, "Server", started)
     return calls
 
 

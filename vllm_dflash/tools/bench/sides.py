@@ -6,10 +6,11 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from vllm_dflash.tools.progress import Progress
@@ -48,14 +49,31 @@ class Side:
         """Short label, to tell plain decoding and native DFlash with different K apart."""
         return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
-    def environment(self, *, has_cache_size: bool = False) -> dict[str, str | None]:
-        """Return the process's variables. `has_cache_size`: whether a flag sets the cache's."""
+    def start(
+        self,
+        logs: Path,
+        model: str,
+        flags: Sequence[str],
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **more: Any,
+    ) -> Server:
+        """Start its server, without waiting for it.
+
+        `environment`: further variables. `more`: further arguments of `Server`.
+        """
         variables: dict[str, str | None] = {"VLLM_PLUGINS": self.plugins}
-        if has_cache_size:  # on CPUs the variable would override the flag
+        if CACHE_SIZE in flag_names(flags):  # on CPUs the variable would override the flag
             variables["VLLM_CPU_KVCACHE_SPACE"] = None
         elif "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
-        return variables
+        return Server(
+            logs / f"{self.name.replace(' ', '-').replace('/', '-')}.log",
+            model,
+            flags,
+            speculative_config=self.speculative_config,
+            environment=variables | {**environment},
+            **more,
+        )
 
 
 def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()) -> list[Side]:
@@ -121,7 +139,8 @@ class SideServers:
                 names, began = ", ".join(side.name for side in crowd), time.monotonic()
                 tell(len(facts), f"waiting for {names}")
                 for side in crowd:
-                    self._servers[side.name] = self._stack.enter_context(self._launch(side))
+                    one = side.start(self.logs, self.model, self.flags, self.environment)
+                    self._servers[side.name] = self._stack.enter_context(one)
                 for side in crowd:
                     facts.append(self._servers[side.name].wait())
                     tell(len(facts), f"{side.name} is up")
@@ -130,16 +149,6 @@ class SideServers:
 
     def __getitem__(self, name: str) -> Server:
         return self._servers[name]
-
-    def _launch(self, side: Side) -> Server:
-        variables = side.environment(has_cache_size=CACHE_SIZE in flag_names(self.flags))
-        return Server(
-            self.logs / f"{side.name.replace(' ', '-').replace('/', '-')}.log",
-            self.model,
-            self.flags,
-            speculative_config=side.speculative_config,
-            environment=variables | self.environment,
-        )
 
     def __enter__(self) -> Self:
         return self

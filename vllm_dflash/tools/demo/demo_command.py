@@ -102,14 +102,8 @@ def run_demo(parsed: argparse.Namespace) -> int:
         flags += [f"--{name}", value]
 
     def start(side: Side) -> Server:
-        return Server(
-            parsed.out / "logs" / f"{side.name.replace(' ', '-')}.log",
-            pair.target,
-            flags,
-            speculative_config=side.speculative_config,
-            environment=side.environment(),
-            module="vllm_dflash.tools.demo.demo_server",
-        )
+        module = "vllm_dflash.tools.demo.demo_server"
+        return side.start(parsed.out / "logs", pair.target, flags, module=module)
 
     sides = make_sides(pair.drafter, native_k)
     console = output_console()
