@@ -98,7 +98,9 @@ def test_commands_ask_for_it(
 
     assert cli.main(["bench", *PAIR, "--quick", "--out", str(tmp_path)]) == 0
     monkeypatch.setattr(demonstration, "demonstrate", stop)
-    monkeypatch.setattr("vllm_dflash.tools.bench.sides.Server", lambda log, target, flags, **_: flags)
+    monkeypatch.setattr(
+        "vllm_dflash.tools.bench.sides.Server", lambda log, target, flags, **_: flags
+    )
     cli.main(["demo", *PAIR, "--out", str(tmp_path)])
     monkeypatch.setattr(verify_command, "verify_pair", stop)
     config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
