@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple, cast
 
 from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import Facts
 
 SPEC_METRICS = "vllm:spec_decode_num_"
 
@@ -40,6 +41,32 @@ def encode(
     with `template` as extra arguments.
     """
     return [server.ask("/tokenize", _prompt(text, template))["tokens"] for text in texts]
+
+
+def make_requests(
+    prompts: Sequence[Sequence[int]], tokens: int, concurrency: int, facts: Facts
+) -> list[Request]:
+    """Make a request per prompt, for this many tokens or up to the engine's limit.
+
+    Raises:
+        ValueError: the concurrency exceeds the engine's, or a prompt is empty or leaves no room.
+    """
+    if concurrency > (taken := facts["max_num_seqs"]):
+        raise ValueError(
+            f"concurrency {concurrency} is more than the {taken} requests the engine takes"
+            " at a time: raise its --max-num-seqs, or lower --concurrency."
+        )
+    requests, max_model_len = [], facts["max_model_len"]
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {number} is empty.")
+        if len(prompt) >= max_model_len:
+            raise ValueError(
+                f"prompt {number} has {len(prompt)} tokens, which leaves no room for new ones in"
+                f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
+            )
+        requests.append(Request(prompt, min(tokens, max_model_len - len(prompt))))
+    return requests
 
 
 def decode(server: Server, tokens: Sequence[int]) -> str:
@@ -102,6 +129,8 @@ def steps(server: Server, request: Request) -> Iterator[list[int]]:
     with server.answer("/v1/completions", body) as response:
         for line in response:
             event = line.removeprefix(b"data: ").strip()
+            if event.startswith(b'{"error"'):
+                server.refuse(event.decode(), died=True)
             if event.startswith(b"{"):
                 (choice,) = json.loads(event)["choices"]
                 if choice["token_ids"]:

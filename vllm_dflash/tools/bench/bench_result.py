@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ SEEN = {
     "tokens a verify step": "spec_decode_acceptance_length",
 }
 """Columns of what clients saw, and their names in vLLM's results."""
+DOES_NOT_FIT = (
+    "The KV cache did not hold all requests in flight ({}), so some waited. Lower --concurrency or"
+    " raise VLLM_CPU_KVCACHE_SPACE (on CPUs), --gpu-memory-utilization or, after --,"
+    " --kv-cache-memory-bytes."
+)
 Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of two sides are paired: divide them before taking the median."""
 
@@ -99,7 +105,9 @@ def waits_table(results: Results, load: str) -> Table:
     return Table(title, [CONCURRENCY, "side", *SEEN], rows, words=(1,))
 
 
-MakeTable = Callable[[Results, str], Table]
+def tables_of(results: Results, load: str) -> list[Table]:
+    """Make the tables of a load."""
+    return [throughput_table(results, load), waits_table(results, load)]
 
 
 @dataclass
@@ -111,8 +119,8 @@ class Record:
     sides: list[Side]
     rounds: int
     """Rounds asked for; fewer may have been measured."""
-    table_makers: Sequence[MakeTable] = (throughput_table, waits_table)
-    """Tables of a load; the first one is also shown between rounds."""
+    make_tables: Callable[[Results, str], list[Table]] = tables_of
+    """Makes the tables of a load; the first one is also shown between rounds."""
     plots: bool = True
     """Whether there is a plot of such results."""
     rounds_complete: int = 0
@@ -133,12 +141,21 @@ class Record:
     @property
     def tables(self) -> list[Table]:
         """Tables of `result.md`."""
-        return [
-            make(self.results, load) for load in self.results.loads for make in self.table_makers
+        results = self.results
+        return [table for load in results.loads for table in self.make_tables(results, load)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know about the tables."""
+        full = [
+            f"{one['side']} at {one['setting']}"
+            for one in self.measurements
+            if not holds_all(one["result"], one["setting"])
         ]
+        return [DOES_NOT_FIT.format(", ".join(dict.fromkeys(full)))] if full else []
 
     def write(self, out: Path) -> None:
-        """Write `result.json` and `result.md`."""
+        """Write `result.json`, `result.md` and, if there is one, the plot."""
         kept = {
             "schema": SCHEMA,
             "about": self.about,
@@ -151,15 +168,10 @@ class Record:
         unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps(kept, indent=1))
         unfinished.replace(out / "result.json")
-        parts = [self._head(), *(table.markdown() for table in self.tables)]
-        parts += ["![](result.png)\n"] * self.plots
-        (out / "result.md").write_text("\n".join(parts))
-
-    def _head(self) -> str:
         about = self.about
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         preloaded = ", ".join(about["preloaded"]) or "nothing"
-        return (
+        head = (
             "# vllm-dflash bench\n\n"
             f"{self.rounds_complete} of {self.rounds} rounds are complete.\n\n"
             f"- pair: {about['pair']}\n"
@@ -167,3 +179,17 @@ class Record:
             f"- machine: {about['cpu']}, {about['cores']} cores; preloaded: {preloaded}\n"
             f"- command: `{about['command']}`\n"
         )
+        parts = [head, *(table.markdown() for table in self.tables)]
+        parts += [f"{note}\n" for note in self.notes] + ["![](result.png)\n"] * self.plots
+        (out / "result.md").write_text("\n".join(parts))
+        if self.plots:
+            from vllm_dflash.tools.bench.plot import plot_panels
+
+            plot_panels([(self.results, load) for load in self.results.loads], out / "result.png")
+
+
+def holds_all(result: dict[str, Any], count: int) -> bool:
+    """Whether the KV cache held this many requests of a result's mean length."""
+    tokens = result.get("total_input_tokens", 0) + result.get("total_output_tokens", 0)
+    mean = tokens / max(1, result.get("completed", 1))
+    return not result.get("preemptions") and count * mean <= result.get("cache_tokens", math.inf)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import eq
 from typing import Any, NamedTuple
@@ -14,7 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
-from vllm_dflash.tools.completions import Request, complete, counts, decode, encode, steps
+from vllm_dflash.tools.completions import (
+    complete,
+    counts,
+    decode,
+    encode,
+    make_requests,
+    steps,
+)
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.verify.gate import drafting_between
@@ -33,9 +39,8 @@ ANSWER = "\n\n"
 """Between a question and its answer."""
 PROMPT_SHOWN = 160
 """Characters of a prompt's end to show, and to use if the text is only continued."""
-NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
-"""Names for newcomers, by kind of side."""
-STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
+NAMES = {PLAIN: ("plain decoding", "dim"), OURS: ("vllm-dflash", "green")}
+"""Names for newcomers, and styles, by side."""
 
 
 class Step(NamedTuple):
@@ -61,7 +66,6 @@ class Written:
 class Demonstration:
     """All results of a demonstration."""
 
-    sides: list[Side]
     dtype: str = ""
     levels: dict[int, dict[str, Written]] = field(
         default_factory=lambda: {one: {} for one in TEXTS}
@@ -98,7 +102,7 @@ def demonstrate(
         ValueError: an engine refused its arguments.
         EngineDied: an engine died.
     """
-    found = Demonstration(sides)
+    found = Demonstration()
     template: dict[str, Any] | None = None
     # Ours first: only it checks that the pair fits.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
@@ -112,7 +116,7 @@ def demonstrate(
             encoded = encode(server, prompts[: max(sum(TEXTS.values(), ()))], template)
             if side.name == OURS:
                 for prompt, one in zip(prompts[:SHOWN], encoded, strict=False):
-                    shown = write_by_step(server, one, tokens, {*facts["stop_tokens"]})
+                    shown = write_by_step(server, one, tokens)
                     show(prompt + ANSWER * (template is not None), shown)
             passes = [(count, encoded[:texts]) for count in TEXTS for texts in TEXTS[count]]
             total, done = sum(len(texts) for _, texts in passes), 0
@@ -127,19 +131,15 @@ def demonstrate(
 def _write_all(
     server: Server, prompts: Sequence[list[int]], tokens: int, concurrency: int
 ) -> Written:
+    requests = make_requests(prompts, tokens, concurrency, server.facts)
     before, began = counts(server), time.perf_counter()
-    texts = [
-        one.tokens
-        for one in complete(server, [Request(one, tokens) for one in prompts], concurrency)
-    ]
+    texts = [one.tokens for one in complete(server, requests, concurrency)]
     seconds = time.perf_counter() - began
     _, length = drafting_between(before, counts(server))
     return Written(texts, sum(map(len, texts)) / seconds, length)
 
 
-def write_by_step(
-    server: Server, prompt: Sequence[int], tokens: int, stop_tokens: AbstractSet[int]
-) -> Iterator[Step]:
+def write_by_step(server: Server, prompt: Sequence[int], tokens: int) -> Iterator[Step]:
     """Yield the steps of a text as they come.
 
     The last token of a step is the target's own (the bonus token); those before it are accepted
@@ -156,8 +156,10 @@ def write_by_step(
         shown = decode(server, written).rstrip(INCOMPLETE) if new else shown
         return shown[before:]
 
-    for *drafts, last in steps(server, Request(prompt, tokens + MOST_IN_A_STEP)):
-        yield Step(show(drafts), "" if last in stop_tokens else show([last]), len(drafts) + 1)
+    (request,) = make_requests([prompt], tokens + MOST_IN_A_STEP, 1, server.facts)
+    for *drafts, last in steps(server, request):
+        is_end = last in server.facts["stop_tokens"]
+        yield Step(show(drafts), "" if is_end else show([last]), len(drafts) + 1)
         if len(written) >= tokens:
             return
 
@@ -206,21 +208,20 @@ def _speeds(found: Demonstration) -> Table:
         table.add_column(head, justify="right")
     for count, level in found.levels.items():
         table.add_row(f"\n{count} request{'s'[: count > 1]} at a time", style="bold")
-        plain = level[PLAIN].tokens_per_second
+        plain = level[PLAIN]
         fastest = max(written.tokens_per_second for written in level.values())
-        for side in found.sides:
-            written = level[side.name]
+        for side, (name, style) in NAMES.items():
+            written = level[side]
             rate, length = written.tokens_per_second, written.acceptance_length
-            same = sum(map(eq, written.texts, level[PLAIN].texts))
-            name = NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
+            same = sum(map(eq, written.texts, plain.texts))
             table.add_row(
                 Text(f"  {name}"),
                 Text("█" * max(1, round(BAR * rate / fastest))),
                 f"{rate:.1f}",
-                "" if side.name == PLAIN else f"{rate / plain:.2f}x",
+                "" if side == PLAIN else f"{rate / plain.tokens_per_second:.2f}x",
                 "" if length is None else f"{length:.2f}",
-                "" if side.name == PLAIN else f"{same} of {len(written.texts)}",
-                style=STYLES[side.kind],
+                "" if side == PLAIN else f"{same} of {len(written.texts)}",
+                style=style,
             )
     return table
 

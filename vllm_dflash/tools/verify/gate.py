@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice, pairwise
 
-from vllm_dflash.tools.completions import Request, complete, counts, decode, encode
+from vllm_dflash.tools.completions import Request, complete, counts, decode, encode, make_requests
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.server_process import Facts
@@ -62,7 +62,8 @@ def verify(
     with start_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
             facts = dflash.wait()
-        requests = make_requests(encode(dflash, prompts), settings, facts)
+        most = max(settings.concurrency)
+        requests = make_requests(encode(dflash, prompts), settings.tokens, most, facts)
         written, drafted = [], [counts(dflash)]
         for concurrency in settings.concurrency:
             name = f"DFlash, concurrency {concurrency}"
@@ -139,32 +140,6 @@ def check_engines(dflash: Facts, plain: Facts) -> None:
             f"plain decoding's engine drafts as well ({plain['drafter']}): leave speculative"
             " decoding out of the flags for both engines."
         )
-
-
-def make_requests(
-    prompts: Sequence[Sequence[int]], settings: GateSettings, facts: Facts
-) -> list[Request]:
-    """Make a request per prompt, for `settings.tokens` tokens or up to the engine's limit.
-
-    Raises:
-        ValueError: the concurrency exceeds the engine's, or a prompt is empty or leaves no room.
-    """
-    if (most := max(settings.concurrency)) > (taken := facts["max_num_seqs"]):
-        raise ValueError(
-            f"concurrency {most} is more than the {taken} requests the engine takes"
-            " at a time: raise its --max-num-seqs, or lower --concurrency."
-        )
-    requests, max_model_len = [], facts["max_model_len"]
-    for number, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"prompt {number} is empty.")
-        if len(prompt) >= max_model_len:
-            raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens, which leaves no room for new ones in"
-                f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
-            )
-        requests.append(Request(prompt, min(settings.tokens, max_model_len - len(prompt))))
-    return requests
 
 
 def drafting_between(
