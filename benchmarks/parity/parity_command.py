@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
-    about = "maximum tokens per request in the engine, up to the target's own (default: %(default)s)"
+    about = "maximum tokens of a request, up to the target's own (default: %(default)s)"
     parser.add_argument("--max-model-len", **NUMBER, default=MAX_MODEL_LEN, help=about)
     parser.add_argument("--model-impl", metavar="NAME", help="as for `vllm serve`")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

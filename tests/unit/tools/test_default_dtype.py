@@ -106,6 +106,6 @@ def test_commands_ask_for_it(
     config = f'{{"method": "dflash", "model": "{DEMO}/drafter"}}'
     cli.main(["verify", *PAIR[:2], "--speculative-config", config])
     ((start, sides, *_), _), (_, verify_named) = asked
-    for flags in (comparisons[0].servers.flags, start(sides[0])):
+    for flags in (comparisons[0].flags, start(sides[0])):
         assert flags[flags.index("--dtype") + 1] == dtype if dtype else "--dtype" not in flags
     assert verify_named.get("dtype") == dtype

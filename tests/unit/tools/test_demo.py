@@ -34,18 +34,17 @@ from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts
 from vllm_dflash.tools.server import Server
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
-SIDES = make_sides("drafter", [3])
+SIDES = make_sides("drafter", [])
 
 
 def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
     """Return speeds: with one text, 1.5 and 2 times plain decoding's; with 8, the same."""
     one = {
         "plain": Written([[1, 2], [3]], 20.0, None),
-        "native K=3": Written([[1, 2], [3]], 30.0, 2.5),
         "ours": Written([[1, 2], [4 if differs else 3]], 40.0, 3.0),
     }
     eight = {name: Written([[1]], 100.0, None) for name in one}
-    return Demonstration(SIDES, dtype, {1: one, 8: eight})
+    return Demonstration(dtype, {1: one, 8: eight})
 
 
 @pytest.fixture
@@ -166,8 +165,8 @@ def test_only_float32_texts_must_be_the_same(
 class Writing(InstantServer):
     """Writes each text at once, by a rule."""
 
-    def __init__(self, side: Side, *, chats: bool) -> None:
-        super().__init__(dtype="float32", has_chat_template=chats, stop_tokens=[STOP])
+    def __init__(self, side: Side, *, chats: bool, **facts: Any) -> None:
+        super().__init__(dtype="float32", has_chat_template=chats, stop_tokens=[STOP], **facts)
         self.side = side
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -212,13 +211,13 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first(
     monkeypatch.setattr(demonstration, "complete", counted)
     prompts = [chr(ord("a") + number) for number in range(30)]
     one, started, told = demonstrated(prompts, ["a question"])
-    assert [server.side.name for server in started] == ["ours", "plain", "native K=3"]
-    assert passes == 3 * [(1, 1), (4, 1), (8, 8), (24, 8)]
+    assert [server.side.name for server in started] == ["ours", "plain"]
+    assert passes == 2 * [(1, 1), (4, 1), (8, 8), (24, 8)]
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
     lengths = {name: written.acceptance_length for name, written in one.levels[8].items()}
-    assert lengths == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
+    assert lengths == dict.fromkeys(("ours", "plain"), 2.0)
     assert [prompt for prompt, _ in told] == ["a", "b"]
 
 
@@ -240,7 +239,13 @@ def test_a_token_that_ends_a_text_is_not_shown() -> None:
             return [tokens[:1], tokens[1:], []]
 
     short = Short(SIDES[0], chats=False)
-    assert [*write_by_step(short, [ord("d")], 9, {STOP})] == [Step("", "e", 1), Step("fg", "", 3)]
+    assert [*write_by_step(short, [ord("d")], 9)] == [Step("", "e", 1), Step("fg", "", 3)]
+
+
+def test_a_text_is_not_asked_beyond_the_context() -> None:
+    short = Writing(SIDES[0], chats=False, max_model_len=6)
+    assert [*write_by_step(short, [ord("a")], 9)][-1].length == 1
+    assert short.asked[0]["max_tokens"] == 5
 
 
 def test_text_of_a_character_in_two_tokens() -> None:
@@ -256,7 +261,7 @@ def test_text_of_a_character_in_two_tokens() -> None:
         def steps(self, tokens: list[int]) -> list[list[int]]:
             return [tokens[:2], tokens[2:5], tokens[5:]]
 
-    steps = [*write_by_step(Bytes(SIDES[0], chats=False), [0], 5, {STOP})]
+    steps = [*write_by_step(Bytes(SIDES[0], chats=False), [0], 5)]
     assert steps == [Step("a", "", 2), Step("äb", "c", 3)]
 
 

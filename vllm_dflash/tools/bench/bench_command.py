@@ -177,6 +177,7 @@ def settle(parsed: argparse.Namespace) -> None:
     if parsed.quick and given >= {"rounds", "concurrency"}:
         wrong.add("--quick")
     if wrong:
+        case += f" {parsed.dataset_name}" * (case == SET)
         raise ValueError(f"{', '.join(sorted(wrong))} would have no effect {case}: leave it out.")
     for name, value in defaults.items():
         if name not in given:
