@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
 
 from support import DEMO
 from vllm_dflash.tools import cli

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
 
 from vllm_dflash.tools.bench import bench_runs, sides
 from vllm_dflash.tools.bench.bench_command import run_and_report
@@ -113,7 +113,7 @@ def test_warm_up_does_not_count(tmp_path: Path, asked: Asked) -> None:
     one.run()
     assert [m["round"] for m in one.record.measurements] == [0] * 6 + [1] * 6 + [2] * 6
     assert one.record.measurements[0]["result"] == {"output_throughput": 7.0 * 7}  # no details
-    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "result.json").exists()
 
 
 @pytest.mark.parametrize("flags", [[], ["--kv-cache-memory-bytes", "9"]])
@@ -151,18 +151,17 @@ def test_what_vllms_own_would_run_under_our_name_ends_in_one_line(
     assert [name for event, name in servers.events if event == "leave"] == ["ours"]
 
 
-@pytest.mark.parametrize("name", ["result.json", "result.md", "result.png"])
 def test_results_that_cannot_be_written_are_still_printed(
-    tmp_path: Path, asked: Asked, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / name).mkdir()  # fails as a full disk does
+    (tmp_path / "result.json").mkdir()  # fails as a full disk does
     run = partial(run_and_report, comparison(tmp_path))
     assert run_command("vllm-dflash bench", run) == COULD_NOT_RUN
     printed = capsys.readouterr()
     assert "texts: tokens/s, median of rounds" in printed.out
     assert "1 of 3 rounds are complete." in printed.out
     assert "Written" not in printed.out
-    assert name in printed.err
+    assert "result.json" in printed.err
     assert "Traceback" not in printed.err
 
 

@@ -91,20 +91,19 @@ def test_whether_the_cache_held_all_requests(
     assert holds_all(sizes | counted, count) is holds
 
 
-def test_files(tmp_path: Path) -> None:
+def test_file_and_notes(tmp_path: Path) -> None:
     command = ["vllm-dflash", "bench", "--quick"]
     cells = [Cell("code", 1, ("--output-len", "8"))]
-    record = Record(describe(command, "a pair", cells), SIDES, rounds=9, plots=False)
+    record = Record(describe(command, "a pair", cells), SIDES, rounds=9)
     record.finish_round(measurements())
     record.write(tmp_path)
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["schema"] == "vllm-dflash.bench/3"
+    (file,) = tmp_path.iterdir()
+    saved = json.loads(file.read_text())
+    assert (file.name, saved["schema"]) == ("result.json", "vllm-dflash.bench/3")
     assert saved["rounds_complete"] == 1
     assert saved["measurements"] == record.measurements
     assert [Side(**side) for side in saved["sides"]] == SIDES
     assert saved["about"]["cells"][0]["flags"] == ["--output-len", "8"]
     assert saved["about"]["command"] == "vllm-dflash bench --quick"
-    markdown = (tmp_path / "result.md").read_text()
-    assert "1 of 9 rounds are complete." in markdown
-    assert "a pair" in markdown
-    assert {file.name for file in tmp_path.iterdir()} == {"result.json", "result.md"}
+    assert record.notes[0].startswith("a pair; ")
+    assert record.notes[-1] == "1 of 9 rounds are complete."

@@ -37,7 +37,6 @@ def test_a_verdict_is_of_all_levels(levels: list[Level], verdict: str, exit_code
     [((0.1, 3.0, 0.2), 1), ((0.1, math.inf, 3.0), 1), ((math.nan, 0.1, 3.0), 0)],
 )
 def test_the_worst_finding(regrets: tuple[float, ...], worst: int) -> None:
-    """Values that cannot be compared are worse than any that can; the first of equals counts."""
+    """What cannot be compared is worse than anything."""
     findings = [Finding(0, 0, "a", "b", regret, is_tie=False) for regret in regrets]
-    for texts in ((tuple(findings),), tuple((one,) for one in findings)):
-        assert Level.of(1, 0, None, texts).worst is findings[worst]
+    assert level(0, *findings).worst is findings[worst]

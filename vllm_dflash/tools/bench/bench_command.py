@@ -150,7 +150,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     about = "tokens of each request before these steps (default: 128 1024)"
     add("--context", **NUMBERS, help=about)
 
-    about = "folder for result.json, result.md, result.png, raw results and logs"
+    about = "folder for result.json, raw results and logs"
     about += " (default: %(default)s)"
     parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="FOLDER", help=about)
 
@@ -187,9 +187,8 @@ def settle(parsed: argparse.Namespace) -> None:
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
     settle(parsed)
-    needed = ["pandas"] if parsed.break_even is not None else ["pandas", "matplotlib"]
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise ValueError(f"{', '.join(missing)} missing: pip install 'vllm-dflash[bench]'")
+    if find_spec("pandas") is None:  # vLLM's client needs it
+        raise ValueError("pandas is missing: pip install 'vllm-dflash[bench]'")
     from vllm_dflash.tools.bench.bench_setup import compare_sides
     from vllm_dflash.tools.bench.break_even import compare_steps
 
@@ -204,7 +203,6 @@ def run_and_report(comparison: Comparison) -> int:
         comparison.run()
     finally:
         if record.rounds_complete:
-            note = f"{record.rounds_complete} of {record.rounds} rounds are complete."
-            print_report(record.tables, [*record.notes, note])
-    print(f"Written: result.json, result.md{', result.png' * record.plots} in {comparison.out}")
+            print_report(record.tables, record.notes)
+    print(f"Written: {comparison.out / 'result.json'}, and vLLM's own results in raw")
     return 0

@@ -1,4 +1,4 @@
-"""Results of a benchmark: tables of medians and paired ratios, and the files that keep them."""
+"""Results of a benchmark: tables of medians and paired ratios, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -121,8 +121,6 @@ class Record:
     """Rounds asked for; fewer may have been measured."""
     make_tables: Callable[[Results, str], list[Table]] = tables_of
     """Makes the tables of a load; the first one is also shown between rounds."""
-    plots: bool = True
-    """Whether there is a plot of such results."""
     rounds_complete: int = 0
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """Measurements of complete rounds: round, load, setting (requests in flight), side, and vLLM's
@@ -140,22 +138,30 @@ class Record:
 
     @property
     def tables(self) -> list[Table]:
-        """Tables of `result.md`."""
+        """Tables of all loads."""
         results = self.results
         return [table for load in results.loads for table in self.make_tables(results, load)]
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know about the tables."""
+        about = self.about
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        preloaded = ", ".join(about["preloaded"]) or "nothing"
         full = [
             f"{one['side']} at {one['setting']}"
             for one in self.measurements
             if not holds_all(one["result"], one["setting"])
         ]
-        return [DOES_NOT_FIT.format(", ".join(dict.fromkeys(full)))] if full else []
+        return [
+            *([DOES_NOT_FIT.format(", ".join(dict.fromkeys(full)))] if full else []),
+            f"{about['pair']}; {versions}",
+            f"{about['cpu']}, {about['cores']} cores; preloaded: {preloaded}",
+            f"{self.rounds_complete} of {self.rounds} rounds are complete.",
+        ]
 
     def write(self, out: Path) -> None:
-        """Write `result.json`, `result.md` and, if there is one, the plot."""
+        """Write `result.json`. If this is interrupted, that of the previous round remains."""
         kept = {
             "schema": SCHEMA,
             "about": self.about,
@@ -164,28 +170,9 @@ class Record:
             "rounds_complete": self.rounds_complete,
             "measurements": self.measurements,
         }
-        # If this is interrupted, the file of the previous round remains.
         unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps(kept, indent=1))
         unfinished.replace(out / "result.json")
-        about = self.about
-        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-        preloaded = ", ".join(about["preloaded"]) or "nothing"
-        head = (
-            "# vllm-dflash bench\n\n"
-            f"{self.rounds_complete} of {self.rounds} rounds are complete.\n\n"
-            f"- pair: {about['pair']}\n"
-            f"- versions: {versions}\n"
-            f"- machine: {about['cpu']}, {about['cores']} cores; preloaded: {preloaded}\n"
-            f"- command: `{about['command']}`\n"
-        )
-        parts = [head, *(table.markdown() for table in self.tables)]
-        parts += [f"{note}\n" for note in self.notes] + ["![](result.png)\n"] * self.plots
-        (out / "result.md").write_text("\n".join(parts))
-        if self.plots:
-            from vllm_dflash.tools.bench.plot import plot_panels
-
-            plot_panels([(self.results, load) for load in self.results.loads], out / "result.png")
 
 
 def holds_all(result: dict[str, Any], count: int) -> bool:

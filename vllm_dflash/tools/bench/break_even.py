@@ -75,7 +75,7 @@ def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     counts = distinct(parsed.concurrency)
     kept = sum(counts) * sum(one + parsed.output_len for one in distinct(parsed.context))
     comparison.check = partial(check_steps, kept=kept)
-    comparison.record.make_tables, comparison.record.plots = break_even_tables, False
+    comparison.record.make_tables = break_even_tables
     return comparison
 
 
