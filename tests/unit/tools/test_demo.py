@@ -17,7 +17,6 @@ from vllm_dflash.checkpoint.refusal import missing_model_reason
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import Side, make_sides
-from vllm_dflash.tools.completions import Finished, Request, complete
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.demo.demo_server import StepCollector
 from vllm_dflash.tools.demo.demonstration import (
@@ -53,12 +52,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def answer(start: Any, sides: Any, prompts: Any, *others: Any) -> Demonstration:
-        calls.append({"sides": sides, "prompts": prompts, "questions": others[-1]})
+        calls.append({"prompts": prompts, "questions": others[-1]})
         start(sides[0])
         return found()
 
     def started(log: Path, model: str, flags: list[str], **named: Any) -> None:
-        calls[-1] |= {"model": model, "flags": flags, **named}
+        calls[-1] |= {"model": model, "flags": flags}
 
     monkeypatch.setattr(demonstration, "demonstrate", answer)
     monkeypatch.setattr(sides, "Server", started)
@@ -75,20 +74,14 @@ def demo(tmp_path: Path, *arguments: str) -> int:
         (["--target", "only"], "belong together"),
         (["--target", "./nowhere", "--drafter", PAIR[3]], "./nowhere"),
         ([*PAIR[:2], "--drafter", "./nowhere"], "./nowhere"),
-        ([*PAIR, "--prompts", "nothing.txt"], "nothing.txt"),
     ],
 )
 def test_refused_in_one_line(
-    tmp_path: Path,
-    asked: list[Any],
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert demo(tmp_path, *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-    assert not asked
 
 
 def test_outside_a_clone_the_installed_pair_is_used(
@@ -147,7 +140,6 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert demo(tmp_path / "given", *PAIR, "--prompts", str(DEMO / "held_out.jsonl")) == 0
     # Text beside a target, or text that was asked for, is continued.
     assert [call["questions"] for call in asked[1:]] == [None, None]
-    assert [side.name for side in call["sides"]] == ["plain", "ours"]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +157,9 @@ def test_only_float32_texts_must_be_the_same(
 class Writing(InstantServer):
     """Writes each text at once, by a rule."""
 
-    def __init__(self, side: Side, *, chats: bool, **facts: Any) -> None:
-        super().__init__(dtype="float32", has_chat_template=chats, stop_tokens=[STOP], **facts)
+    def __init__(self, side: Side = SIDES[0], **facts: Any) -> None:
+        known = {"dtype": "float32", "has_chat_template": False, "stop_tokens": [STOP]}
+        super().__init__(**known | facts)
         self.side = side
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -182,14 +175,14 @@ STOP = ord("h")
 
 
 def demonstrated(
-    prompts: list[str], questions: list[str], *, chats: bool = False
+    prompts: list[str], questions: list[str], **facts: Any
 ) -> tuple[Demonstration, list[Writing], list[Any]]:
     """Return the result, the servers, and what was shown."""
     started: list[Writing] = []
     told: list[Any] = []
 
     def start(side: Side) -> Server:
-        started.append(Writing(side, chats=chats))
+        started.append(Writing(side, **facts))
         return started[-1]
 
     def show(prompt: str, text: Iterator[Step]) -> None:
@@ -198,21 +191,12 @@ def demonstrated(
     return demonstrate(start, SIDES, prompts, 6, Progress(), show, questions), started, told
 
 
-def test_every_side_writes_the_same_texts_and_ours_starts_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    passes: list[tuple[int, int]] = []
-
-    def counted(server: Server, requests: list[Request], concurrency: int) -> list[Finished]:
-        passes.append((len(requests), concurrency))
-        assert {one.max_tokens for one in requests} == {6}
-        return complete(server, requests, concurrency)
-
-    monkeypatch.setattr(demonstration, "complete", counted)
+def test_every_side_writes_the_same_texts_and_ours_starts_first() -> None:
     prompts = [chr(ord("a") + number) for number in range(30)]
     one, started, told = demonstrated(prompts, ["a question"])
     assert [server.side.name for server in started] == ["ours", "plain"]
-    assert passes == 2 * [(1, 1), (4, 1), (8, 8), (24, 8)]
+    assert [len(server.asked) for server in started] == [2 + 1 + 4 + 8 + 24, 1 + 4 + 8 + 24]
+    assert {asked["max_tokens"] for asked in started[1].asked} == {6}
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
@@ -238,12 +222,12 @@ def test_a_token_that_ends_a_text_is_not_shown() -> None:
         def steps(self, tokens: list[int]) -> list[list[int]]:
             return [tokens[:1], tokens[1:], []]
 
-    short = Short(SIDES[0], chats=False)
+    short = Short()
     assert [*write_by_step(short, [ord("d")], 9)] == [Step("", "e", 1), Step("fg", "", 3)]
 
 
 def test_a_text_is_not_asked_beyond_the_context() -> None:
-    short = Writing(SIDES[0], chats=False, max_model_len=6)
+    short = Writing(max_model_len=6)
     assert [*write_by_step(short, [ord("a")], 9)][-1].length == 1
     assert short.asked[0]["max_tokens"] == 5
 
@@ -261,13 +245,13 @@ def test_text_of_a_character_in_two_tokens() -> None:
         def steps(self, tokens: list[int]) -> list[list[int]]:
             return [tokens[:2], tokens[2:5], tokens[5:]]
 
-    steps = [*write_by_step(Bytes(SIDES[0], chats=False), [0], 5)]
+    steps = [*write_by_step(Bytes(), [0], 5)]
     assert steps == [Step("a", "", 2), Step("äb", "c", 3)]
 
 
 def test_a_target_that_chats_is_asked_questions() -> None:
     questions = [f"question {number}?" for number in range(24)]
-    one, started, told = demonstrated(["p"], questions, chats=True)
+    one, started, told = demonstrated(["p"], questions, has_chat_template=True)
     assert told[0][0] == "question 0?\n\n"
     assert {name: len(level["ours"].texts) for name, level in one.levels.items()} == {1: 4, 8: 24}
     for each in started:

@@ -61,7 +61,8 @@ class Undrafted(Counting):
 
 def verified(dflash: Counting, plain: Counting | None = None, **changes: Any) -> Verification:
     """Verify three prompts; two engines are never open at a time."""
-    plain, opened = plain or Counting(dtype=dflash.facts["dtype"]), []
+    plain = plain or Counting(dtype=dflash.facts["dtype"])
+    opened: list[Counting] = []
 
     @contextmanager
     def opening(engine: Counting) -> Iterator[Counting]:
