@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.request import proxy_bypass
 
 from vllm_dflash.tools.bench.bench_result import Record
 from vllm_dflash.tools.bench.sides import OURS, Side
@@ -79,8 +80,11 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
     flags += ["--backend", "openai", "--base-url", server.url, "--disable-tqdm"]
     flags += ["--save-result", "--save-detailed"]
     flags += ["--result-dir", str(file.parent), "--result-filename", file.name]
+    if not proxy_bypass(HOST):  # vLLM's client asks a proxy that a variable names
+        others = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))
+        os.environ["no_proxy"] = f"{others},{HOST}" if others else HOST
     before = read_metrics(server)
-    with (file.parent / "client.log").open("a") as log, _printing_to(log), _without_proxy():
+    with (file.parent / "client.log").open("a") as log, _printing_to(log):
         from vllm.benchmarks.serve import main_async
 
         try:
@@ -105,20 +109,6 @@ def _parse(flags: Sequence[str]) -> argparse.Namespace:
     parser = FlexibleArgumentParser(prog="vllm bench serve")
     add_cli_args(parser)
     return parser.parse_args([*flags])
-
-
-@contextmanager
-def _without_proxy() -> Iterator[None]:
-    """Let vLLM's client reach this machine itself, where variables name a proxy."""
-    names = ("no_proxy", "NO_PROXY")
-    kept = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ |= dict.fromkeys(names, ",".join([*kept.values(), HOST]))
-    try:
-        yield
-    finally:
-        for name in names:
-            del os.environ[name]
-        os.environ |= kept
 
 
 @contextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import eq
 from typing import Any, NamedTuple
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -122,21 +123,15 @@ def demonstrate(
             total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
                 for count, texts in passes:
-                    found.levels[count][side.name] = _write_all(server, texts, tokens, count)
+                    requests = make_requests(texts, tokens, count, facts)
+                    before, began = counts(server), time.perf_counter()
+                    written = [one.tokens for one in complete(server, requests, count)]
+                    rate = sum(map(len, written)) / (time.perf_counter() - began)
+                    _, length = drafting_between(before, counts(server))
+                    found.levels[count][side.name] = Written(written, rate, length)
                     done += len(texts)
                     tell(done)
     return found
-
-
-def _write_all(
-    server: Server, prompts: Sequence[list[int]], tokens: int, concurrency: int
-) -> Written:
-    requests = make_requests(prompts, tokens, concurrency, server.facts)
-    before, began = counts(server), time.perf_counter()
-    texts = [one.tokens for one in complete(server, requests, concurrency)]
-    seconds = time.perf_counter() - began
-    _, length = drafting_between(before, counts(server))
-    return Written(texts, sum(map(len, texts)) / seconds, length)
 
 
 def write_by_step(server: Server, prompt: Sequence[int], tokens: int) -> Iterator[Step]:
@@ -167,40 +162,30 @@ def write_by_step(server: Server, prompt: Sequence[int], tokens: int) -> Iterato
 def show_text(prompt: str, text: Iterable[Step], console: Console) -> None:
     """Print the text that follows a prompt as it comes, marking accepted drafts."""
     colours = bool(console.color_system) and not console.no_color
-    accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
-    own = Text("the target's own tokens", OWN)
+    mark = "{}" if colours else "«{}»"
+    accepted, own = (
+        Text(mark.format("accepted drafts"), ACCEPTED),
+        Text("the target's own tokens", OWN),
+    )
     line = Text("─" * 72, "dim")
-    _print(console, Text.assemble("\nWho wrote what: ", accepted, ", ", own), line)
-    _write(console, prompt[-PROMPT_SHOWN:], "dim")
+    console.print(Text.assemble("\nWho wrote what: ", accepted, ", ", own), line, sep="\n")
+    # The terminal wraps lines.
+    write = partial(console.print, end="", soft_wrap=True)
+    write(Text(prompt[-PROMPT_SHOWN:], "dim"))
     count = tokens = 0
     for step in text:
-        words = step.drafted
-        _write(console, words if colours or not words else f"«{words}»", ACCEPTED)
-        _write(console, step.own, OWN)
+        write(Text(mark.format(step.drafted) if step.drafted else "", ACCEPTED))
+        write(Text(step.own, OWN))
         count, tokens = count + 1, tokens + step.length
     about = (
         f"{tokens} tokens in {count} steps of the target:"
         f" {tokens - count} were drafted, and accepted by it"
     )
-    _print(console, "", Text(about, "italic"), line)
-
-
-def _write(console: Console, text: str, style: str) -> None:
-    """Print `text` where the last text ended; the terminal wraps lines."""
-    console.print(Text(text, style), end="", soft_wrap=True)
+    console.print("", Text(about, "italic"), line, sep="\n")
 
 
 def show_speeds(found: Demonstration, console: Console) -> None:
     """Print how fast each side was, and how many texts were identical."""
-    _print(console, _speeds(found), *_notes(found))
-
-
-def _print(console: Console, *parts: RenderableType) -> None:
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
-
-
-def _speeds(found: Demonstration) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("tokens/s")
@@ -223,16 +208,14 @@ def _speeds(found: Demonstration) -> Table:
                 "" if side == PLAIN else f"{same} of {len(written.texts)}",
                 style=style,
             )
-    return table
-
-
-def _notes(found: Demonstration) -> Iterator[str]:
-    yield (
+    console.print(table)
+    notes = (
         f"\n{found.dtype}, greedy. Acceptance length: tokens that a request gets from a"
         "\nstep of the target that verifies drafts, the target's own token included."
     )
     if not found.all_identical and found.dtype != "float32":
-        yield (
-            f"Texts differ where rounding to {found.dtype} decides between two likely tokens:\n"
-            "`vllm-dflash verify` judges each such place. In float32 there are none."
+        notes += (
+            f"\nTexts differ where rounding to {found.dtype} decides between two likely tokens:"
+            "\n`vllm-dflash verify` judges each such place. In float32 there are none."
         )
+    console.print(notes, soft_wrap=True, highlight=False, markup=False)
