@@ -139,9 +139,10 @@ def steps(server: Server, request: Request) -> Iterator[list[int]]:
 
 def _complete(server: Server, request: Request) -> Finished:
     (choice,) = server.ask("/v1/completions", _completion(request))["choices"]
-    scored = request.scored
-    regret = None if scored is None else _regret(choice["logprobs"], scored)
-    return Finished(choice["token_ids"], regret)
+    if request.scored is None:
+        return Finished(choice["token_ids"], None)
+    first = choice["logprobs"]["top_logprobs"][0]  # always with the likeliest token, too
+    return Finished(choice["token_ids"], max(first.values()) - first[f"token_id:{request.scored}"])
 
 
 def _prompt(text: str, template: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -166,12 +167,3 @@ def _completion(request: Request) -> dict[str, Any]:
         scored = {"logprobs": 1, "logprob_token_ids": [request.scored]}
         body |= scored | {"return_tokens_as_token_ids": True}
     return body
-
-
-def _regret(logprobs: dict[str, Any], token: int) -> float:
-    """Return the regret of a token as the first new one, in nat.
-
-    vLLM always lists the likeliest token, too.
-    """
-    first = logprobs["top_logprobs"][0]
-    return float(max(first.values()) - first[f"token_id:{token}"])

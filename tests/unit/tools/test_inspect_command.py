@@ -32,23 +32,19 @@ def test_the_example_of_help_in_a_pipe(
     )
 
 
-def test_json_when_it_cannot_be_read(capfd: pytest.CaptureFixture[str]) -> None:
-    code = cli.main(["inspect", "/nowhere", "--target", str(DEMO / "target"), "--json"])
-    found = json.loads(capfd.readouterr().out)
-    check_schema(found)
-    assert code == found["exit_code"] == 2
-    assert "does not exist" in found["error"]
-
-
 def test_what_is_said_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_drafter(tmp_path, drafter_config())
-    words = ["inspect", str(tmp_path), "--target", str(DEMO / "target")]
-    assert cli.main(words) == 1
+    target = ["--target", str(DEMO / "target")]
+    assert cli.main(["inspect", str(tmp_path), *target]) == 1
     said = capsys.readouterr().out
     assert "Does not fit" in said
     assert "num_target_layers is 4 in the drafter, the target has 6 layers" in said
-    assert cli.main(["inspect", "/nowhere", *words[2:]]) == 2
+    assert cli.main(["inspect", "/nowhere", *target]) == 2
     assert "Cannot be read: drafter '/nowhere'" in capsys.readouterr().err
+    assert cli.main(["inspect", "/nowhere", *target, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    check_schema(found)
+    assert (found["exit_code"], "does not exist" in found["error"]) == (2, True)
 
 
 def test_every_key_is_documented() -> None:

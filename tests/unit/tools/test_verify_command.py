@@ -52,12 +52,11 @@ def test_an_empty_speculative_config(capsys: pytest.CaptureFixture[str]) -> None
 def test_arguments_arrive(asked: list[Any]) -> None:
     flags = ["--concurrency", "4", "2", "4", "--tokens", "7", "--dtype", "float32"]
     assert cli.main(["verify", *PAIR, *flags, "--", "--max-model-len", "64"]) == 0
-    (((target, config, prompts, settings), named),) = asked
+    (((target, config, prompts, settings, flags, _), _),) = asked
     assert (target, config) == (str(TARGET), FIXED)
     assert prompts == default_prompts(str(TARGET))
     assert (settings.concurrency, settings.tokens, settings.tie) == ((4, 2), 7, None)
-    assert named["dtype"] == "float32"
-    assert named["flags"] == ("--max-model-len", "64")
+    assert flags == ["--max-model-len", "64", "--dtype", "float32"]
 
 
 def test_json_and_file(

@@ -21,7 +21,7 @@ from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
 from vllm_dflash.tools.bench.bench_result import Record
 from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, read_early
 from vllm_dflash.tools.bench.sides import CACHE_SIZE, Side, make_sides
-from vllm_dflash.tools.default_dtype import choose_dtype
+from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.prompts import read_prompts
@@ -131,9 +131,7 @@ def build(
     """Build the comparison of these sides of a target; reports call it `name`."""
     flags = ["--max-model-len", str(parsed.max_model_len)]
     flags += ["--max-num-seqs", str(parsed.max_num_seqs)]
-    for option, value in choose_dtype(parsed.dtype, progress, target, parsed.flags).items():
-        flags += [f"--{option}", value]
-    flags += parsed.flags
+    flags += with_dtype(parsed.dtype, progress, target, parsed.flags)
     at_once = len(os.sched_getaffinity(0))
     if current_platform.is_cuda():
         flags += ["--gpu-memory-utilization", str(parsed.gpu_memory_utilization / len(sides))]

@@ -128,5 +128,5 @@ def break_even_tables(results: Results, load: str) -> list[Table]:
         rows.append([str(count), f"{plain:.1f} ms", *ratios])
     title = f"{load}: tokens a step must bring (1 + accepted drafts), without the drafter's own"
     title += " time; median of rounds (min - max)"
-    heads = [CONCURRENCY, "a plain step", *(side.draft_length for side in sides)]
+    heads = [CONCURRENCY, "a plain step", *(f"K={side.draft_tokens}" for side in sides)]
     return [Table(title, heads, rows)]

@@ -40,11 +40,6 @@ class Side:
         """K if it is fixed, otherwise None."""
         return (self.speculative_config or {}).get("num_speculative_tokens")
 
-    @property
-    def draft_length(self) -> str:
-        """Short label, to tell plain decoding and native DFlash with different K apart."""
-        return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
-
     def start(
         self,
         logs: Path,

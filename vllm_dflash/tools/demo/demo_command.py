@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_dflash.tools.arguments import NUMBER, add_command, add_models, add_prompts
 from vllm_dflash.tools.console import complain, output_console
-from vllm_dflash.tools.default_dtype import choose_dtype
+from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.demo_files import IN_A_CLONE, demo_folder, unpack_demo
 from vllm_dflash.tools.progress import progress_on
 
@@ -83,9 +83,8 @@ def run_demo(parsed: argparse.Namespace) -> int:
             prompts = [one[-demonstration.PROMPT_SHOWN :] for one in prompts]
     read_drafter(pair.drafter)  # what is wrong with it is said at once
     dtype = parsed.dtype or (None if own else "float32")
-    flags = [*FLAGS, *([] if own else SOONER), *parsed.flags]
-    for name, value in choose_dtype(dtype, progress, pair.target, parsed.flags).items():
-        flags += [f"--{name}", value]
+    flags = [*FLAGS, *([] if own else SOONER)]
+    flags += with_dtype(dtype, progress, pair.target, parsed.flags)
 
     def start(side: Side) -> Server:
         module = "vllm_dflash.tools.demo.demo_server"

@@ -23,7 +23,7 @@ from vllm_dflash.tools.arguments import (
     not_negative,
 )
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.default_dtype import choose_dtype
+from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
 from vllm_dflash.tools.server import Server, temporary_logs
@@ -92,9 +92,8 @@ def run_verify(parsed: argparse.Namespace) -> int:
         parsed.speculative_config,
         prompts,
         GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
-        **choose_dtype(parsed.dtype, progress, parsed.target, parsed.flags),
-        flags=tuple(parsed.flags),
-        progress=progress,
+        with_dtype(parsed.dtype, progress, parsed.target, parsed.flags),
+        progress,
     )
     result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
     written = json.dumps(result.to_dict(), indent=1)
@@ -114,9 +113,7 @@ def verify_pair(
     speculative_config: dict[str, Any],
     prompts: list[str],
     settings: GateSettings | None = None,
-    *,
-    dtype: str | None = None,
-    flags: tuple[str, ...] = (),
+    flags: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verification:
     """Run `verify` on two servers. Raises as `verify` does.
@@ -125,13 +122,12 @@ def verify_pair(
     """
     if not speculative_config:
         raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
-    common = flags if dtype is None else (*flags, "--dtype", dtype)
     ours = required(speculative_config)
     with temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
             prompts,
-            partial(Server, folder / "dflash.log", target, common, speculative_config=ours),
-            partial(plain_server, folder / "plain.log", target, common),
+            partial(Server, folder / "dflash.log", target, flags, speculative_config=ours),
+            partial(plain_server, folder / "plain.log", target, flags),
             settings,
             progress,
         )
