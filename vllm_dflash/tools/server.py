@@ -94,17 +94,10 @@ class Server:
     ) -> None:
         """Start the process, without waiting for it.
 
-        Args:
-            log: file for everything that vLLM prints.
-            model: path or Hugging Face name of the target.
-            flags: more flags of `vllm serve`.
-            speculative_config: as for `vllm serve`.
-            environment: variables to set for the process, or None to unset one; the others are
-                this process's.
-            module: what runs `vllm serve` when it is run as a program.
-
-        Raises:
-            ValueError: the flags set what other arguments do.
+        `log`: file for everything that vLLM prints. `flags`: more flags of `vllm serve`.
+        `environment`: variables to set or, if None, to unset for the process. `module`: what runs
+        `vllm serve` when it is run as a program. Raises ValueError for flags that set what other
+        arguments do.
         """
         for name in flag_names(flags):
             if name in NAMED_ELSEWHERE or name.startswith("--spec"):

@@ -44,14 +44,10 @@ def verify(
     settings: GateSettings | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Compare greedy texts of DFlash and plain decoding, token by token.
+    """Compare greedy texts of DFlash and plain decoding after these prompts, token by token.
 
-    Args:
-        prompts: texts to continue.
-        start_dflash: starts the server to verify.
-        start_plain: starts the same one without a speculative config, after the other has ended.
-        settings: how to verify (default: `GateSettings()`).
-        progress: for reporting progress (default: silent).
+    `start_plain` starts the same server as `start_dflash`, which has ended then, without a
+    speculative config.
 
     Raises:
         ValueError: a prompt or concurrency does not fit the engines, an engine refused its
