@@ -205,48 +205,45 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first() -> None:
     assert [prompt for prompt, _ in told] == ["a", "b"]
 
 
-def test_steps_are_shown_as_they_come() -> None:
-    """Whole, even beyond the last token; that which ends a text has no text."""
-    _, _, (first, second) = demonstrated(["a", "b"], [])
-    assert first[1][:2] == [Step("", "b", 1), Step("cd", "e", 3)]
-    assert first[1][2].drafted.startswith("fgh")
-    assert len(first[1]) == 3
-    assert second == ("b", [Step("", "c", 1), Step("de", "f", 3), second[1][2]])
+class Scripted(Writing):
+    """Writes these steps. Tokens are bytes."""
+
+    def __init__(self, *script: bytes, **facts: Any) -> None:
+        super().__init__(**facts)
+        self.script = script
+
+    def steps(self, tokens: list[int]) -> list[list[int]]:
+        return [[*step] for step in self.script]
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        if path == "/detokenize":
+            return {"prompt": bytes(body["tokens"]).decode(errors="replace")}
+        return super().ask(path, body)
 
 
-def test_a_token_that_ends_a_text_is_not_shown() -> None:
-    class Short(Writing):
-        def write(self, prompt: list[int], limit: int) -> list[int]:
-            return [*range(prompt[-1] + 1, STOP + 1)]
-
-        def steps(self, tokens: list[int]) -> list[list[int]]:
-            return [tokens[:1], tokens[1:], []]
-
-    short = Short()
-    assert [*write_by_step(short, [ord("d")], 9)] == [Step("", "e", 1), Step("fg", "", 3)]
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        # Steps are whole, even beyond the last token that is asked for.
+        (
+            [b"b", b"cde", b"fgij", b"k"],
+            [Step("", "b", 1), Step("cd", "e", 3), Step("fgi", "j", 4)],
+        ),
+        # A token that ends the text has no text.
+        ([b"e", b"fgh", b""], [Step("", "e", 1), Step("fg", "", 3)]),
+        # The last token of a character has its text.
+        ([b"a\xc3", b"\xa4bc"], [Step("a", "", 2), Step("äb", "c", 3)]),
+        ([b"\xc3\xa4"], [Step("", "ä", 2)]),
+    ],
+)
+def test_steps_are_shown_as_they_come(script: list[bytes], shown: list[Step]) -> None:
+    assert [*write_by_step(Scripted(*script), [ord("a")], 6)] == shown
 
 
 def test_a_text_is_not_asked_beyond_the_context() -> None:
-    short = Writing(max_model_len=6)
-    assert [*write_by_step(short, [ord("a")], 9)][-1].length == 1
-    assert short.asked[0]["max_tokens"] == 5
-
-
-def test_text_of_a_character_in_two_tokens() -> None:
-    class Bytes(Writing):
-        def write(self, prompt: list[int], limit: int) -> list[int]:
-            return [*"aäbcd".encode()]
-
-        def ask(self, path: str, body: Any = None) -> Any:
-            if path == "/detokenize":
-                return {"prompt": bytes(body["tokens"]).decode(errors="replace")}
-            return super().ask(path, body)
-
-        def steps(self, tokens: list[int]) -> list[list[int]]:
-            return [tokens[:2], tokens[2:5], tokens[5:]]
-
-    steps = [*write_by_step(Bytes(), [0], 5)]
-    assert steps == [Step("a", "", 2), Step("äb", "c", 3)]
+    server = Scripted(b"b", max_model_len=6)
+    assert [*write_by_step(server, [ord("a")], 9)] == [Step("", "b", 1)]
+    assert server.asked[0]["max_tokens"] == 5
 
 
 def test_a_target_that_chats_is_asked_questions() -> None:

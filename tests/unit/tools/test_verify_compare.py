@@ -76,13 +76,6 @@ def without_ends(limit: int) -> st.SearchStrategy[Tokens]:
     return st.lists(tokens, min_size=limit, max_size=limit).map(tuple)
 
 
-@given(st.integers(1, 70).flatmap(without_ends))
-def test_any_text_of_full_length(text: Tokens) -> None:
-    plain = Plain()
-    (found,) = plain.compare(text, limit=len(text))
-    assert found == expected(plain, text)
-
-
 @given(st.data())
 @settings(max_examples=2 * settings().max_examples)
 def test_rare_mistakes_far_apart_are_all_found(data: st.DataObject) -> None:
