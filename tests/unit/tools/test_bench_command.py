@@ -38,7 +38,7 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*SET, "spec_bench"], "vLLM cannot read spec_bench from None"),
         ([*SET, "hf", "--chat-template-kwargs", "{}"], "no effect with --dataset-name hf"),
         ([*SET, "custom", "--prompts", "a", "--quick"], "--prompts, --quick would have no effect"),
-        (["--quick", "--rounds", "1", "--concurrency", "1"], "--quick would have no effect"),
+        (["--quick", "--rounds", "1", "--concurrency", "1"], "no effect beside --rounds"),
         ([*BREAK_EVEN, "--drafter", "a"], "--drafter would have no effect with --break-even"),
         ([*BREAK_EVEN, "--beside", "ngram", "--ignore-eos"], "--beside, --ignore-eos would have"),
         ([*BREAK_EVEN, "--native-k"], "--native-k would have no effect"),
@@ -46,7 +46,7 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*BREAK_EVEN, "--dataset-name", "custom"], "--dataset-name would have no effect"),
         ([*BREAK_EVEN, "--concurrency", "65"], "raise --max-num-seqs"),
         ([*BREAK_EVEN, "--output-len", "1"], "raise --output-len"),
-        ([*TARGET, "--context", "64"], "--context would have no effect"),
+        ([*TARGET, "--context", "64"], "--context would have no effect without --break-even"),
     ],
 )
 def test_refused_with_the_remedy(

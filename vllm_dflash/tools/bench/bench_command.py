@@ -41,22 +41,10 @@ QUICK = FULL | {"rounds": 2, "concurrency": [1, 4, 16]}
 OF_DATASETS = FULL | {"rounds": 2, "concurrency": [1, 8], "output_len": None, "num_prompts": 80}
 OF_STEPS = FULL | {"rounds": 3, "concurrency": [1, 4, 16], "context": [128, 1024]}
 """Defaults of the arguments with these names."""
-STEPS, SET, PROMPTS = "with --break-even", "with --dataset-name", "with these prompts"
-EFFECTLESS = {
-    STEPS: {
-        "drafter",
-        "prompts",
-        "native_k",
-        "beside",
-        "num_prompts",
-        "temperature",
-        "quick",
-        "dataset_name",
-    },
-    SET: {"prompts", "quick", "context"},
-    PROMPTS: {"context"},
-}
-"""Arguments that have no effect, by what is measured."""
+NOT_OF_STEPS = {"--drafter", "--prompts", "--native-k", "--beside", "--quick", "--temperature"}
+NOT_OF_STEPS |= {"--num-prompts", "--dataset-name"}
+NOT_OF_DATASETS = {"--prompts", "--quick", "--context"}
+"""Arguments without effect where steps, or a set of prompts, are measured."""
 OF_SETS = {
     "--skip-chat-template": ("custom", "hf", "speed_bench"),
     "--chat-template-kwargs": ("custom", "speed_bench"),
@@ -165,19 +153,19 @@ def settle(parsed: argparse.Namespace) -> None:
     client = flag_names(parsed.client_flags)
     if wrong := client & SET_HERE:
         raise ValueError(f"the benchmark sets {', '.join(sorted(wrong))} itself: leave it out.")
-    case, defaults = PROMPTS, QUICK if parsed.quick else FULL
-    wrong = client & {*OF_SETS, "--dataset-path"}
-    if "break_even" in given:
-        case, defaults = STEPS, OF_STEPS
-        wrong = client
-    elif "dataset_name" in given:
-        case, defaults = SET, OF_DATASETS
-        wrong = {flag for flag, sets in OF_SETS.items() if parsed.dataset_name not in sets} & client
-    wrong |= {f"--{name.replace('_', '-')}" for name in given & EFFECTLESS[case]}
-    if parsed.quick and given >= {"rounds", "concurrency"}:
-        wrong.add("--quick")
-    if wrong:
-        case += f" {parsed.dataset_name}" * (case == SET)
+    flags = client | {f"--{name.replace('_', '-')}" for name in given}
+    defaults, name = QUICK if parsed.quick else FULL, parsed.dataset_name
+    if parsed.break_even is not None:
+        case, defaults, wrong = "with --break-even", OF_STEPS, client | NOT_OF_STEPS
+    elif name is not None:
+        case, defaults, wrong = f"with --dataset-name {name}", OF_DATASETS, set(NOT_OF_DATASETS)
+        wrong |= {flag for flag, sets in OF_SETS.items() if name not in sets}
+    else:
+        case = "without --break-even or --dataset-name"
+        wrong = {"--context", "--dataset-path", *OF_SETS}
+    if not wrong & flags and {"--rounds", "--concurrency"} < flags:
+        case, wrong = "beside --rounds and --concurrency", {"--quick"}
+    if wrong := wrong & flags:
         raise ValueError(f"{', '.join(sorted(wrong))} would have no effect {case}: leave it out.")
     for name, value in defaults.items():
         if name not in given:
