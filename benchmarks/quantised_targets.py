@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from support.quantised import quantise
 from vllm_dflash.tools.bench.bench_result import Results, spread
 from vllm_dflash.tools.bench.sides import OURS, PLAIN
-from vllm_dflash.tools.default_dtype import choose_dtype
+from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.tables import Table
 
@@ -102,7 +102,8 @@ def main() -> None:
     parser.add_argument("--dtype", help="of activations (default: the target's, or float32)")
     parsed = parser.parse_args()
     parsed.out.mkdir(parents=True, exist_ok=True)
-    dtype = choose_dtype(parsed.dtype, progress_on(), str(TARGET)).get("dtype", "bfloat16")
+    flags = with_dtype(parsed.dtype, progress_on(), str(TARGET))
+    dtype = flags[-1] if flags else "bfloat16"
     options = ["--concurrency", *parsed.concurrency, "--rounds", parsed.rounds]
     options += ["--num-prompts", parsed.num_prompts, "--dtype", dtype]
     found = {

@@ -3,7 +3,6 @@
 import argparse
 import re
 
-import httpx
 import openai
 
 
@@ -15,7 +14,8 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default=question)
     parser.add_argument("--tokens", type=int, default=256)
     arguments = parser.parse_args()
-    client = openai.OpenAI(base_url=f"{arguments.url}/v1", api_key="none")
+    http = openai.DefaultHttpxClient(trust_env=False)  # a proxy does not know this machine's server
+    client = openai.OpenAI(base_url=f"{arguments.url}/v1", api_key="none", http_client=http)
     try:
         stream = client.chat.completions.create(
             model=client.models.list().data[0].id,
@@ -28,7 +28,7 @@ def main() -> None:
         raise SystemExit(f"no server at {arguments.url}: start examples/serve.sh first") from error
     for chunk in stream:
         print(chunk.choices[0].delta.content or "", end="", flush=True)
-    metrics = httpx.get(f"{arguments.url}/metrics").text
+    metrics = http.get(f"{arguments.url}/metrics").text
     print("\n")
     for name, value in re.findall(r"^vllm:spec_decode_(num_\w+_total)\{.*?\} (\S+)", metrics, re.M):
         if "per_pos" not in name:

@@ -22,7 +22,7 @@ from parity.parity_report import (
     make_notes,
     make_tables,
 )
-from vllm_dflash.tools.arguments import add_number, add_pair, add_prompts, not_negative
+from vllm_dflash.tools.arguments import NUMBER, add_pair, add_prompts, not_negative
 from vllm_dflash.tools.cli import run_command
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, TERMINATED, print_report
 from vllm_dflash.tools.progress import progress_on
@@ -49,8 +49,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_pair(parser)
     add_prompts(parser, "built-in ones")
-    add_number(parser, "--num-prompts", NUM_PROMPTS, "use only the first N prompts")
-    add_number(parser, "--tokens", TOKENS, "new tokens per prompt")
+    about = "use only the first N prompts (default: %(default)s)"
+    parser.add_argument("--num-prompts", **NUMBER, default=NUM_PROMPTS, help=about)
+    about = "new tokens per prompt (default: %(default)s)"
+    parser.add_argument("--tokens", **NUMBER, default=TOKENS, help=about)
     parser.add_argument(
         "--dtype",
         choices=TOLERANCES,
@@ -64,8 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="X",
         help=f"largest relative error that counts as equal (default: {by_dtype})",
     )
-    about = "maximum tokens per request in the engine, up to the target's own"
-    add_number(parser, "--max-model-len", MAX_MODEL_LEN, about)
+    about = "maximum tokens of a request, up to the target's own (default: %(default)s)"
+    parser.add_argument("--max-model-len", **NUMBER, default=MAX_MODEL_LEN, help=about)
     parser.add_argument("--model-impl", metavar="NAME", help="as for `vllm serve`")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser

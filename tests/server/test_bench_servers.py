@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
 
 from support import DEMO
 from vllm_dflash.tools import cli
@@ -19,6 +19,7 @@ TARGET = ["--target", str(DEMO / "target")]
 SHORT = ["--concurrency", "1", "3", "--output-len", "24", "--rounds", "1", "--warmup-rounds", "0"]
 FLAGS = ["--dtype", "float32", "--max-num-seqs", "4", "--max-model-len", "512"]
 EAGER = ["--", "--enforce-eager", "--kv-cache-memory-bytes", "16000000"]
+EAGER += ["--served-model-name", "it", "--tokenizer", str(DEMO / "target")]
 
 
 def bench(out: Path, *arguments: str) -> dict[tuple[str, int], dict[str, Any]]:

@@ -34,6 +34,8 @@ vllm:num_requests_running{engine="0"} 1.0
 ROOT_CAUSE = "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8] weights.LoadError: too short"
 TOO_LONG = 50
 """Tokens of a prompt that is refused."""
+BREAKS = 8
+"""A prompt whose stream ends with an error."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -70,11 +72,16 @@ class Handler(BaseHTTPRequestHandler):
         assert asked["return_token_ids"]
         first = asked["prompt"][-1] + 1
         tokens = [*range(first, min(first + asked["max_tokens"], 10))]
-        if asked.get("stream"):
+        if asked.get("stream") and asked["prompt"] == [BREAKS]:
+            self.say(f"data: {json.dumps({'error': {'message': 'the stream broke'}})}\n\n")
+        elif asked.get("stream"):
             steps = [tokens[start : start + 2] for start in range(0, len(tokens), 2)]
             events = [json.dumps({"choices": [{"token_ids": one}]}) for one in steps]
             self.say("".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]))
-            return
+        else:
+            self.answer_at_once(asked, first, tokens)
+
+    def answer_at_once(self, asked: dict[str, Any], first: int, tokens: list[int]) -> None:
         choice: dict[str, Any] = {"token_ids": tokens}
         for scored in asked.get("logprob_token_ids", ()):
             assert asked["return_tokens_as_token_ids"]

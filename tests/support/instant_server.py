@@ -16,7 +16,13 @@ class InstantServer(Server):
     """Counts upwards from the last token of the prompt. A token is a character's number."""
 
     def __init__(self, **facts: Any) -> None:
-        self.facts = facts
+        known: dict[str, Any] = {
+            "drafter": None,
+            "stop_tokens": [],
+            "versions": {},
+            "max_num_seqs": 99,
+        }
+        self.facts = Facts(**{**known, "max_model_len": 999, **facts})  # type: ignore[typeddict-item]
         self.asked: list[dict[str, Any]] = []
         """Bodies of the completions."""
         self.drafts = 0.0
@@ -28,7 +34,7 @@ class InstantServer(Server):
         pass
 
     def wait(self) -> Facts:
-        return Facts(**{"drafter": None, "stop_tokens": [], "versions": {}, **self.facts})  # type: ignore[typeddict-item]
+        return self.facts
 
     def write(self, prompt: list[int], limit: int) -> list[int]:
         return [prompt[-1] + number for number in range(1, limit + 1)]

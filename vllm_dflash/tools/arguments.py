@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,28 +42,9 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def add_number(options: argparse._ActionsContainer, name: str, default: int, about: str) -> None:
-    """Add an option that takes a positive whole number."""
-    about = f"{about} (default: {default})"
-    options.add_argument(name, type=positive, default=default, metavar="N", help=about)
-
-
-def add_numbers(
-    options: argparse._ActionsContainer,
-    name: str,
-    default: Sequence[int],
-    about: str,
-    nargs: str = "*",
-) -> None:
-    """Add an option that takes positive whole numbers; at least one with `nargs="+"`."""
-    about = f"{about} (default: {' '.join(map(str, default)) or 'none'})"
-    options.add_argument(name, type=positive, nargs=nargs, default=default, metavar="N", help=about)
-
-
-def add_folder(options: argparse._ActionsContainer, name: str, default: str, about: str) -> None:
-    """Add an option that takes a folder."""
-    about = f"{about} (default: {default})"
-    options.add_argument(name, type=Path, default=Path(default), metavar="FOLDER", help=about)
+NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
+NUMBERS: dict[str, Any] = {**NUMBER, "nargs": "+"}
+"""Arguments for argparse."""
 
 
 def add_models(options: argparse._ActionsContainer) -> None:
@@ -88,9 +69,18 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     about = "path or Hugging Face name of the target"
     parser.add_argument("--target", required=True, help=about)
     parser.add_argument("--revision", help="revision of the drafter's repository")
-    parser.add_argument(
-        "--drafter-overrides",
-        type=json_object,
-        metavar="JSON",
-        help="fields that override those of the drafter's config.json",
-    )
+    about = "fields that override those of the drafter's config.json"
+    parser.add_argument("--drafter-overrides", type=json_object, metavar="JSON", help=about)
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    **texts: Any,
+) -> argparse.ArgumentParser:
+    """Add a sub-command. `texts`, such as `help` and `epilog`, keep their lines."""
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(name, formatter_class=shape, **texts)
+    parser.set_defaults(run=run)
+    return parser

@@ -25,7 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for add_command in (add_demo, add_inspect, add_verify, add_bench):
         add_command(commands)
-    parsed = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    end = words.index("--") if "--" in words else len(words)
+    parsed, unknown = parser.parse_known_args(words[:end])
+    # Flags of `vllm serve` follow after --, those of `vllm bench serve` may be among bench's own.
+    parsed.flags, parsed.client_flags = words[end + 1 :], unknown
+    wrong = words[end:] if parsed.command == "inspect" else []
+    if wrong := wrong + unknown * (parsed.command != "bench"):
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     return run_command(f"vllm-dflash {parsed.command}", lambda: parsed.run(parsed))
 
 

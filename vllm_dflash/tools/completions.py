@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple, cast
 
 from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server_process import Facts
 
 SPEC_METRICS = "vllm:spec_decode_num_"
 
@@ -40,6 +41,32 @@ def encode(
     with `template` as extra arguments.
     """
     return [server.ask("/tokenize", _prompt(text, template))["tokens"] for text in texts]
+
+
+def make_requests(
+    prompts: Sequence[Sequence[int]], tokens: int, concurrency: int, facts: Facts
+) -> list[Request]:
+    """Make a request per prompt, for this many tokens or up to the engine's limit.
+
+    Raises:
+        ValueError: the concurrency exceeds the engine's, or a prompt is empty or leaves no room.
+    """
+    if concurrency > (taken := facts["max_num_seqs"]):
+        raise ValueError(
+            f"concurrency {concurrency} is more than the {taken} requests the engine takes"
+            " at a time: raise its --max-num-seqs, or lower --concurrency."
+        )
+    requests, max_model_len = [], facts["max_model_len"]
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {number} is empty.")
+        if len(prompt) >= max_model_len:
+            raise ValueError(
+                f"prompt {number} has {len(prompt)} tokens, which leaves no room for new ones in"
+                f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
+            )
+        requests.append(Request(prompt, min(tokens, max_model_len - len(prompt))))
+    return requests
 
 
 def decode(server: Server, tokens: Sequence[int]) -> str:
@@ -102,6 +129,8 @@ def steps(server: Server, request: Request) -> Iterator[list[int]]:
     with server.answer("/v1/completions", body) as response:
         for line in response:
             event = line.removeprefix(b"data: ").strip()
+            if event.startswith(b'{"error"'):
+                server.refuse(event.decode(), died=True)
             if event.startswith(b"{"):
                 (choice,) = json.loads(event)["choices"]
                 if choice["token_ids"]:
@@ -110,9 +139,10 @@ def steps(server: Server, request: Request) -> Iterator[list[int]]:
 
 def _complete(server: Server, request: Request) -> Finished:
     (choice,) = server.ask("/v1/completions", _completion(request))["choices"]
-    scored = request.scored
-    regret = None if scored is None else _regret(choice["logprobs"], scored)
-    return Finished(choice["token_ids"], regret)
+    if request.scored is None:
+        return Finished(choice["token_ids"], None)
+    first = choice["logprobs"]["top_logprobs"][0]  # always with the likeliest token, too
+    return Finished(choice["token_ids"], max(first.values()) - first[f"token_id:{request.scored}"])
 
 
 def _prompt(text: str, template: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -137,12 +167,3 @@ def _completion(request: Request) -> dict[str, Any]:
         scored = {"logprobs": 1, "logprob_token_ids": [request.scored]}
         body |= scored | {"return_tokens_as_token_ids": True}
     return body
-
-
-def _regret(logprobs: dict[str, Any], token: int) -> float:
-    """Return the regret of a token as the first new one, in nat.
-
-    vLLM always lists the likeliest token, too.
-    """
-    first = logprobs["top_logprobs"][0]
-    return float(max(first.values()) - first[f"token_id:{token}"])

@@ -34,16 +34,16 @@ def is_quantised(model: str) -> bool:
         return False
 
 
-def choose_dtype(
+def with_dtype(
     given: str | None, progress: Progress, target: str, flags: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the engine argument `dtype`; empty to leave the choice to vLLM.
+) -> list[str]:
+    """Return flags of `vllm serve` with a `--dtype`, if the choice is not left to vLLM.
 
-    `given`: the command's `--dtype`; `flags`: those of `vllm serve`, which may include `--dtype`.
+    `given`: the command's `--dtype`, which holds, like one in `flags`.
     """
     if given is not None:
-        return {"dtype": given}
+        return [*flags, "--dtype", given]
     if "--dtype" in flag_names(flags) or not emulates_bfloat16() or is_quantised(target):
-        return {}
+        return [*flags]
     progress.say(IN_FLOAT32)
-    return {"dtype": "float32"}
+    return [*flags, "--dtype", "float32"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
@@ -33,17 +33,6 @@ class Progress:
 
             self._terminal = Console(file=file)
 
-    def stage(
-        self, name: str, total: float | None = None, unit: str = "s"
-    ) -> AbstractContextManager[Tell]:
-        """Report a stage, which ends with the context.
-
-        `total`: how much there is to do, in `unit` such as "texts"; None if unknown.
-        """
-        if self._terminal is None:
-            return self._lines(name, total, unit)
-        return _bar(self._terminal, name, total)
-
     def say(self, line: str) -> None:
         """Print a line that stays."""
         if self._terminal is not None:
@@ -52,12 +41,19 @@ class Progress:
             print(line, file=self._file, flush=True)
 
     @contextmanager
-    def _lines(self, name: str, total: float | None, unit: str) -> Iterator[Tell]:
-        """Print a line when the stage begins, when it ends, and every 15 s in between."""
+    def stage(self, name: str, total: float | None = None, unit: str = "s") -> Iterator[Tell]:
+        """Report a stage, which ends with the context.
+
+        `total`: how much there is to do, in `unit` such as "texts"; None if unknown.
+        """
+        if self._terminal is not None:
+            with self._bar(name, total) as tell:
+                yield tell
+            return
         self.say(name if total is None else f"{name}: {total:g} {unit}")
         started = said = time.perf_counter()
 
-        def tell(done: float, doing: str = "", /) -> None:
+        def line(done: float, doing: str = "", /) -> None:
             nonlocal said
             if time.perf_counter() - said < SECONDS_BETWEEN_LINES:
                 return
@@ -65,28 +61,24 @@ class Progress:
             share = "" if total is None else f"{done:.0f} of {total:g} {unit}"
             self.say(f"{name}: {', '.join(filter(None, [share, doing]))}")
 
-        yield tell
+        yield line
         self.say(f"{name}: {time.perf_counter() - started:.1f} s")
 
+    @contextmanager
+    def _bar(self, name: str, total: float | None) -> Iterator[Tell]:
+        """Show a bar, which prints what is said meanwhile above itself."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-@contextmanager
-def _bar(terminal: Console, name: str, total: float | None) -> Iterator[Tell]:
-    import rich.progress as bars
-
-    columns = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn()]
-    columns += [] if total is None else [bars.MofNCompleteColumn()]
-    columns.append(bars.TimeElapsedColumn())
-    # Refresh rarely: the engines need the CPU.
-    with bars.Progress(*columns, console=terminal, refresh_per_second=1) as shown:
-        task = shown.add_task(name, total=total)
-
-        def tell(done: float, doing: str = "", /) -> None:
-            words = f"{name}: {doing}" if doing else name
-            shown.update(task, completed=done, description=words)
-
-        yield tell
-        if total is None:
-            shown.update(task, total=1, completed=1)
+        count = TextColumn("" if total is None else "{task.completed:.0f}/{task.total:.0f}")
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), count
+        # Refresh rarely: the engines need the CPU.
+        with Progress(
+            *columns, TimeElapsedColumn(), console=self._terminal, refresh_per_second=1
+        ) as bars:
+            task = bars.add_task(name, total=total)
+            yield lambda done, doing="": bars.update(
+                task, completed=done, description=f"{name}: {doing}" if doing else name
+            )
 
 
 def progress_on() -> Progress:

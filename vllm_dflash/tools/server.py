@@ -24,7 +24,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self
 
 from vllm_dflash.tools import server_process
 from vllm_dflash.tools.server_process import (
@@ -40,8 +40,8 @@ HOST = "127.0.0.1"
 """Other machines cannot reach the servers."""
 NAMED_ELSEWHERE = ("--model", "--model-tag", "-sc")
 """Flags that set the target or, with those that begin with --spec, the speculative config."""
-UNREACHABLE = ("--uds", "--api-key", "--headless", "--ssl")
-"""How flags begin with which the server could not be asked."""
+UNREACHABLE = ("--uds", "--api-key", "--headless", "--ssl", "--disable-log-stats")
+"""How flags begin with which the server could not be asked, or would not count its drafts."""
 SECONDS_BETWEEN_LOOKS = 0.5
 LAST_LINES = 15
 """Lines shown from the end of a log without errors."""
@@ -94,26 +94,25 @@ class Server:
     ) -> None:
         """Start the process, without waiting for it.
 
-        Args:
-            log: file for everything that vLLM prints.
-            model: path or Hugging Face name of the target.
-            flags: more flags of `vllm serve`.
-            speculative_config: as for `vllm serve`.
-            environment: variables to set for the process, or None to unset one; the others are
-                this process's.
-            module: what runs `vllm serve` when it is run as a program.
-
-        Raises:
-            ValueError: the flags set what other arguments do.
+        `log`: file for everything that vLLM prints. `flags`: more flags of `vllm serve`.
+        `environment`: variables to set or, if None, to unset for the process. `module`: what runs
+        `vllm serve` when it is run as a program. Raises ValueError for flags that set what other
+        arguments do.
         """
         for name in flag_names(flags):
             if name in NAMED_ELSEWHERE or name.startswith("--spec"):
                 raise ValueError(f"{name} after --: the target and the drafter are set before it.")
             if name.startswith(UNREACHABLE):
-                raise ValueError(f"{name} after --: this command could not reach such a server.")
+                raise ValueError(f"{name} after --: this command could not ask such a server.")
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
-        self._port = _free_port()
+        self.facts: Facts
+        """Known once it serves."""
+        # Stays bound, so that nobody else gets the port before vLLM listens there.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((HOST, 0))
+        self._port: int = self._reserved.getsockname()[1]
         command = [sys.executable, "-m", module, "serve", model, *flags]
         command += ["--host", HOST, "--port", str(self._port)]
         command += ["--middleware", f"{server_process.__name__}.FactsMiddleware"]
@@ -149,7 +148,8 @@ class Server:
             unanswered = contextlib.suppress(OSError, HTTPException)
             with unanswered, self._respond("/health") as response:
                 if response.status == HTTPStatus.OK:
-                    return cast("Facts", self.ask(FACTS_PATH))
+                    self.facts = self.ask(FACTS_PATH)
+                    return self.facts
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if self._process.returncode == REFUSED:
             text = self.log.read_text(errors="replace")
@@ -180,12 +180,17 @@ class Server:
                 refusal = response.read().decode(errors="replace")
         except (OSError, HTTPException):
             raise EngineDied(self.log) from None  # a server that lives answers
-        if response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise ValueError(_message(refusal))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(SECONDS_TO_STOP)
-            raise EngineDied(self.log)
-        raise ValueError(_message(refusal))
+        self.refuse(refusal, died=response.status >= HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def refuse(self, refusal: str, *, died: bool) -> NoReturn:
+        """Raise what the server's error says, or `EngineDied` if it ends. `died`: it may have."""
+        if died:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(SECONDS_TO_STOP)
+                raise EngineDied(self.log)
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            refusal = str(json.loads(refusal)["error"]["message"])
+        raise ValueError(refusal)
 
     def _respond(self, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
         connection = HTTPConnection(HOST, self._port)
@@ -211,22 +216,15 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._reserved.close()
 
 
 def flag_names(flags: Iterable[str]) -> set[str]:
     """Return the flags without their values, as vLLM spells them."""
-    names = (flag.partition("=")[0] for flag in flags if flag.startswith("-"))
-    return {name.replace("_", "-") for name in names}
+    return {as_vllm_spells(flag).partition("=")[0] for flag in flags if flag.startswith("-")}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return cast("int", probe.getsockname()[1])
-
-
-def _message(refusal: str) -> str:
-    """Return the message in a refusal, which is JSON."""
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        return str(json.loads(refusal)["error"]["message"])
-    return refusal
+def as_vllm_spells(flag: str) -> str:
+    """Return a flag with dashes in its name, or a value as it is."""
+    name, *value = flag.split("=", 1)
+    return "=".join([name.replace("_", "-") if flag.startswith("--") else name, *value])

@@ -93,10 +93,7 @@ def facts_about(engine: Any) -> Facts:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run `vllm serve`: end with the parent, and report what it refuses.
-
-    All processes of this group end, so that they do not keep their memory.
-    """
+    """Run `vllm serve`: end with the parent, and report what it refuses."""
     # The parent may have ended while vLLM was imported.
     parent = int(os.environ.get(PARENT, os.getppid()))
     threading.Thread(target=_end_without, args=[parent], daemon=True).start()
@@ -111,6 +108,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _end_without(parent: int) -> None:
+    """End all processes of this group with the parent, so that they do not keep their memory."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

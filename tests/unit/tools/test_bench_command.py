@@ -8,48 +8,45 @@ from pathlib import Path
 import pytest
 from vllm.platforms import current_platform
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
 
 from support import DEMO
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import bench_command
 from vllm_dflash.tools.bench.bench_runs import Comparison
+from vllm_dflash.tools.bench.bench_setup import client_flags
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 
 TARGET = ["--target", str(DEMO / "target")]
 NOT_WIDENED = [*TARGET, "--drafter", str(DEMO / "drafter")]
 BREAK_EVEN = [*TARGET, "--break-even"]
-
-
-@pytest.fixture
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison finishes one round, and is interrupted in the second."""
-
-    def run(self: Comparison) -> None:
-        about = {"round": 0, "load": "held_out", "setting": 1, "result": {"output_throughput": 7}}
-        self.record.finish_round([about | {"side": side.name} for side in self.record.sides])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Comparison, "run", run)
+SET = [*NOT_WIDENED, "--dataset-name"]
 
 
 def bench(tmp_path: Path, *arguments: str) -> int:
-    return cli.main(["bench", "--demo", str(DEMO), "--out", str(tmp_path / "out"), *arguments])
+    return cli.main(["bench", "--out", str(tmp_path / "out"), *arguments])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--demo", "nowhere"], "nowhere"),
         ([*NOT_WIDENED, "--prompts", "nothing.jsonl"], "pass another --prompts"),
         ([*NOT_WIDENED, "--max-num-seqs", "31"], "raise --max-num-seqs"),
-        ([*NOT_WIDENED, "--dataset-path", "a.jsonl"], "--dataset-path needs --dataset-name"),
-        ([*NOT_WIDENED, "--dataset-name", "spec_bench"], "vLLM cannot read spec_bench from None"),
-        ([*BREAK_EVEN, "--drafter", "a"], "without a drafter: leave out --drafter."),
-        ([*BREAK_EVEN, "--beside", "ngram", "--quick"], "leave out --beside, --quick."),
-        ([*BREAK_EVEN, "--prompts", "a"], "leave out --prompts."),
-        ([*BREAK_EVEN, "--temperature", "0.7"], "leave out --temperature."),
+        ([*NOT_WIDENED, "--dataset-path", "a.jsonl"], "--dataset-path would have no effect"),
+        ([*NOT_WIDENED, "--skip-chat-template"], "--skip-chat-template would have no effect"),
+        ([*NOT_WIDENED, "--port", "1"], "sets --port itself"),
+        ([*SET, "spec_bench"], "vLLM cannot read spec_bench from None"),
+        ([*SET, "hf", "--chat-template-kwargs", "{}"], "no effect with --dataset-name hf"),
+        ([*SET, "custom", "--prompts", "a", "--quick"], "--prompts, --quick would have no effect"),
+        (["--quick", "--rounds", "1", "--concurrency", "1"], "no effect beside --rounds"),
+        ([*BREAK_EVEN, "--drafter", "a"], "--drafter would have no effect with --break-even"),
+        ([*BREAK_EVEN, "--beside", "ngram", "--ignore-eos"], "--beside, --ignore-eos would have"),
+        ([*BREAK_EVEN, "--native-k"], "--native-k would have no effect"),
+        ([*BREAK_EVEN, "--temperature", "0"], "--temperature would have no effect"),
+        ([*BREAK_EVEN, "--dataset-name", "custom"], "--dataset-name would have no effect"),
         ([*BREAK_EVEN, "--concurrency", "65"], "raise --max-num-seqs"),
-        ([*TARGET, "--context", "64"], "--context needs --break-even"),
+        ([*BREAK_EVEN, "--output-len", "1"], "raise --output-len"),
+        ([*TARGET, "--context", "64"], "--context would have no effect without --break-even"),
     ],
 )
 def test_refused_with_the_remedy(
@@ -64,12 +61,35 @@ def test_refused_with_the_remedy(
     assert not comparisons
 
 
-def test_an_interrupted_bench_says_what_it_has(
-    tmp_path: Path, one_round: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("arguments", [NOT_WIDENED, BREAK_EVEN])
+def test_a_missing_library_is_named_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
 ) -> None:
+    monkeypatch.setattr(bench_command, "find_spec", lambda name: None)
+    assert bench(tmp_path, *arguments) == COULD_NOT_RUN
+    said = capsys.readouterr().err
+    assert "pandas is missing: pip install 'vllm-dflash[bench]'" in said
+
+
+def test_an_interrupted_bench_says_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is interrupted in its second round."""
+
+    def run(self: Comparison) -> None:
+        result = {"output_throughput": 7, "preemptions": 1}
+        about = {"round": 0, "load": "held_out", "setting": 1, "result": result}
+        self.record.finish_round([about | {"side": side.name} for side in self.record.sides])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "run", run)
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "3") == INTERRUPTED
     printed = capsys.readouterr().out
     assert "held_out: tokens/s, median of rounds" in printed
+    assert "(plain at 1, native K=3 at 1, ours at 1), so some waited" in printed
     assert "1 of 5 rounds are complete." in printed
     assert "Written" not in printed
 
@@ -89,8 +109,7 @@ def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> No
     numbers = [cell.flags[cell.flags.index("--num-prompts") + 1] for cell in comparison.cells]
     assert numbers == ["4", "6", "12", "24", "48", "96"]
     assert comparison.record.rounds == 5
-    flags = " ".join(comparison.servers.flags)
-    assert comparison.record.about["flags"] == flags
+    flags = " ".join(comparison.flags)
     assert "--no-enable-prefix-caching" in flags
     assert "--tensor-parallel-size 2" in flags
 
@@ -119,17 +138,26 @@ def test_a_set_of_vllms(tmp_path: Path, comparisons: list[Comparison]) -> None:
     file.write_text(json.dumps({"prompt": "Name three kinds of bread."}))
     thinking = ["--chat-template-kwargs", '{"enable_thinking": false}']
     asked = ["--dataset-name", "custom", "--dataset-path", str(file), *thinking]
-    assert bench(tmp_path, *NOT_WIDENED, *asked) == 0
+    assert bench(tmp_path, *NOT_WIDENED, *asked, "--", "--served_model_name=it", "other") == 0
     (comparison,) = comparisons
     assert comparison.record.rounds == 2
-    assert [(cell.load, cell.concurrency) for cell in comparison.cells] == [
-        ("custom", 1),
-        ("custom", 8),
-    ]
+    loads = [(cell.load, cell.concurrency) for cell in comparison.cells]
+    assert loads == [("custom", 1), ("custom", 8)]
     flags = " ".join(comparison.cells[0].flags)
-    assert f"--dataset-name custom --dataset-path {file} {' '.join(thinking)}" in flags
+    assert flags.startswith("--dataset-name custom --model")
+    assert f"--served-model-name it --dataset-path {file} {' '.join(thinking)}" in flags
     assert "--num-prompts 80" in flags
     assert "--output-len" not in flags
+
+
+def test_flags_of_servers_that_their_client_needs() -> None:
+    flags = ["--trust-remote-code", "--tokenizer_mode=hf", "--dtype", "half", "--tokenizer", "a_b"]
+    found = ["--trust-remote-code", "--tokenizer", "a_b", "--tokenizer-mode", "hf"]
+    assert client_flags([*flags, "--served-model-name", "c", "d"]) == [
+        *found,
+        *("--served-model-name", "c"),
+    ]
+    assert client_flags(["--dtype", "half"]) == []
 
 
 def test_other_options_of_ours_are_sides(
@@ -191,7 +219,7 @@ def test_servers_share_a_gpus_memory(
     arguments = [*NOT_WIDENED, "--native-k", "3", "--gpu-memory-utilization", "0.8"]
     assert bench(tmp_path, *arguments) == 0
     assert bench(tmp_path, *arguments, "--", "--kv-cache-memory-bytes", "1000") == 0
-    flags = comparisons[0].servers.flags
+    flags = comparisons[0].flags
     found = flags[flags.index("--gpu-memory-utilization") + 1] if is_cuda else None
     assert found == each
-    assert [one.servers.at_once for one in comparisons] == [1 if is_cuda else 6, 6]
+    assert [one.at_once for one in comparisons] == [1 if is_cuda else 6, 6]

@@ -3,145 +3,140 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytest
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("pandas")
 
-from vllm_dflash.tools.bench import sides
+from vllm_dflash.tools.bench import bench_runs, sides
 from vllm_dflash.tools.bench.bench_command import run_and_report
 from vllm_dflash.tools.bench.bench_result import Record
 from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
 from vllm_dflash.tools.bench.bench_setup import describe
-from vllm_dflash.tools.bench.sides import SideServers, make_sides
+from vllm_dflash.tools.bench.sides import make_sides
 from vllm_dflash.tools.cli import run_command
 from vllm_dflash.tools.console import COULD_NOT_RUN
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import EngineDied
 
 CELLS = [Cell("texts", count, ("--num-prompts", "4")) for count in (1, 4)]
+FACTS = {"versions": {"vllm": "1.2.3"}}
 
 
-class InstantServer:
+class Up:
     """A server that is up at once. The class keeps what happens to all of them."""
 
-    events: list[tuple[str, str]]
-    started: dict[str, dict[str, Any]]
+    events: ClassVar[list[tuple[str, str]]]
+    started: ClassVar[dict[str, dict[str, Any]]]
     refuses = ""
+    lives = -1
+    """Measurements until one dies."""
 
     def __init__(self, log: Path, model: str, flags: list[str], **more: Any) -> None:
-        self.name = log.stem
+        self.name, self.facts = log.stem, FACTS
         self.events.append(("start", self.name))
-        self.started[self.name] = {"model": model, "flags": flags, **more}
+        self.started[self.name] = more
 
-    def wait(self) -> dict[str, Any]:
+    def wait(self) -> None:
         self.events.append(("up", self.name))
         if self.refuses:
             raise ValueError(self.refuses)
-        return {"versions": {"vllm": "1.2.3"}}
 
     def dismiss(self) -> None:
         self.events.append(("dismiss", self.name))
 
-    def __enter__(self) -> InstantServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.events.append(("leave", self.name))
 
 
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> type[InstantServer]:
-    """Return the class of the servers that `bench` starts."""
-    monkeypatch.setattr(InstantServer, "events", [], raising=False)
-    monkeypatch.setattr(InstantServer, "started", {}, raising=False)
-    monkeypatch.setattr(InstantServer, "refuses", "")
-    monkeypatch.setattr(sides, "Server", InstantServer)
-    return InstantServer
-
-
 Asked = list[tuple[str, Cell, int, Path]]
 
 
-def recording(asked: Asked, mortal: Callable[[], None] = lambda: None) -> Any:
-    """Return a client that answers at once, and adds what it is asked to the list."""
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> type[Up]:
+    """Return the class of the servers that `bench` starts."""
+
+    class Fresh(Up):
+        events: ClassVar[list[tuple[str, str]]] = []
+        started: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    monkeypatch.setattr(sides, "Server", Fresh)
+    return Fresh
+
+
+@pytest.fixture
+def asked(servers: type[Up], monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What a client that answers at once is asked."""
+    asked: Asked = []
 
     def measure(server: Any, cell: Cell, seed: int, file: Path) -> dict[str, Any]:
-        mortal()
+        if len(asked) == server.lives:
+            file.parent.mkdir(parents=True)
+            file.write_text("it broke")
+            raise EngineDied(file)
         asked.append((server.name, cell, seed, file))
         return {"output_throughput": 7.0 * len(asked), "ttfts": [1.0], "itls": [[2.0]]}
 
-    return measure
+    monkeypatch.setattr(bench_runs, "measure", measure)
+    return asked
 
 
-def comparison(out: Path, asked: Asked, at_once: int = 1, **more: Any) -> Comparison:
-    record = Record(describe(["bench"], "a pair", [], CELLS), make_sides("drafter", [3]), rounds=3)
-    engines = SideServers("target", ["--flag"], at_once, out / "logs")
-    measure = recording(asked, **more)
-    return Comparison(record, CELLS, engines, out, Progress(), measure=measure)
+def comparison(out: Path, at_once: int = 1, flags: Sequence[str] = ()) -> Comparison:
+    record = Record(describe(["bench"], "a pair", CELLS), make_sides("drafter", [3]), rounds=3)
+    return Comparison(record, CELLS, "target", [*flags], out, Progress(), at_once)
 
 
-def test_sides_take_turns_in_being_first(tmp_path: Path, servers: type[InstantServer]) -> None:
-    asked: Asked = []
-    comparison(tmp_path, asked).run()
-    names = [name for name, *_ in asked]
-    each = [names[i : i + 3] for i in range(0, len(names), 3)]
-    assert len(each) == 4 * 2  # a warm-up round and 3 others, 2 cells
-    assert all(sorted(order) == ["native-K=3", "ours", "plain"] for order in each)
-    in_turn = ["plain", "native-K=3", "ours"]
-    assert [order[0] for order in each[2:]] == [side for side in in_turn for _ in range(2)]
-
-
-def test_all_sides_of_a_round_get_the_same_load(
-    tmp_path: Path, servers: type[InstantServer]
-) -> None:
-    asked: Asked = []
-    comparison(tmp_path, asked).run()
-    loads = [(cell, seed) for _, cell, seed, _ in asked]
-    triples = [loads[i : i + 3] for i in range(0, len(loads), 3)]
-    assert all(triple[0] == triple[1] == triple[2] for triple in triples)
-    assert [cell.concurrency for (cell, _), *_ in triples] == [1, 4] * 4
-    assert [seed for (_, seed), *_ in triples] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert len({file for *_, file in asked}) == len(asked)  # no result replaces another's
-
-
-def test_warm_up_does_not_count(tmp_path: Path, servers: type[InstantServer]) -> None:
-    one = comparison(tmp_path, [])
+def test_rounds(tmp_path: Path, asked: Asked) -> None:
+    """Sides take turns in being first, and get the same load."""
+    one = comparison(tmp_path)
     one.run()
-    assert [m["round"] for m in one.record.measurements] == [0] * 6 + [1] * 6 + [2] * 6
-    assert one.record.measurements[0]["result"] == {"output_throughput": 7.0 * 7}  # no details
-    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+    triples = [asked[i : i + 3] for i in range(0, len(asked), 3)]
+    assert len(triples) == 4 * 2  # a warm-up round and 3 others, 2 cells
+    names = [[name for name, *_ in triple] for triple in triples]
+    assert all(sorted(order) == ["native-K=3", "ours", "plain"] for order in names)
+    in_turn = ["plain", "native-K=3", "ours"]
+    assert [order[0] for order in names[2:]] == [side for side in in_turn for _ in range(2)]
+    loads = [[(cell.concurrency, seed) for _, cell, seed, _ in triple] for triple in triples]
+    assert loads == [[(count, seed)] * 3 for seed in range(4) for count in (1, 4)]
+    assert len({file for *_, file in asked}) == len(asked)  # no result replaces another's
+    measured = one.record.measurements  # without the warm-up
+    assert [m["round"] for m in measured] == [0] * 6 + [1] * 6 + [2] * 6
+    assert measured[0]["result"] == {"output_throughput": 7.0 * 7}  # no details
+    assert json.loads((tmp_path / "result.json").read_text())["measurements"] == measured
+    assert one.record.about["versions"]["vllm"] == "1.2.3"
 
 
 @pytest.mark.parametrize("flags", [[], ["--kv-cache-memory-bytes", "9"]])
 def test_ours_starts_alone_and_only_ours_has_the_plugin(
-    tmp_path: Path, servers: type[InstantServer], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    tmp_path: Path,
+    asked: Asked,
+    servers: type[Up],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    one = comparison(tmp_path, [], at_once=2)
-    one.servers.flags = flags
-    one.run()
+    comparison(tmp_path, 2, flags).run()
     up = ["ours", "ours", "plain", "native-K=3", "plain", "native-K=3"]
     assert [name for _, name in servers.events[:6]] == up
     plugins = {name: more["environment"]["VLLM_PLUGINS"] for name, more in servers.started.items()}
     assert plugins == {"ours": "dflash", "plain": "", "native-K=3": ""}
     space = {more["environment"]["VLLM_CPU_KVCACHE_SPACE"] for more in servers.started.values()}
     assert space == {None if flags else "1"}  # on CPUs it would override the flag
-    config = servers.started["ours"]["speculative_config"]
-    assert config == {"method": "dflash", "model": "drafter", "require": True}
-    assert one.record.about["versions"]["vllm"] == "1.2.3"
 
 
 def test_what_vllms_own_would_run_under_our_name_ends_in_one_line(
-    tmp_path: Path, servers: type[InstantServer], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, servers: type[Up], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A server that requires us, and that we cannot run, refuses its arguments."""
     servers.refuses = "vllm-dflash cannot run this engine: it is odd."
-    run = partial(run_and_report, comparison(tmp_path, []))
+    run = partial(run_and_report, comparison(tmp_path))
     assert run_command("vllm-dflash bench", run) == COULD_NOT_RUN
     printed = capsys.readouterr()
     assert printed.err == "vllm-dflash bench: vllm-dflash cannot run this engine: it is odd.\n"
@@ -149,37 +144,28 @@ def test_what_vllms_own_would_run_under_our_name_ends_in_one_line(
     assert [name for event, name in servers.events if event == "leave"] == ["ours"]
 
 
-@pytest.mark.parametrize("name", ["result.json", "result.md", "result.png"])
 def test_results_that_cannot_be_written_are_still_printed(
-    tmp_path: Path, servers: type[InstantServer], capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / name).mkdir()  # fails as a full disk does
-    run = partial(run_and_report, comparison(tmp_path, []))
+    (tmp_path / "result.json").mkdir()  # fails as a full disk does
+    run = partial(run_and_report, comparison(tmp_path))
     assert run_command("vllm-dflash bench", run) == COULD_NOT_RUN
     printed = capsys.readouterr()
     assert "texts: tokens/s, median of rounds" in printed.out
     assert "1 of 3 rounds are complete." in printed.out
     assert "Written" not in printed.out
-    assert name in printed.err
+    assert "result.json" in printed.err
     assert "Traceback" not in printed.err
 
 
 def test_a_death_leaves_complete_rounds_and_no_server(
-    tmp_path: Path, servers: type[InstantServer]
+    tmp_path: Path, asked: Asked, servers: type[Up]
 ) -> None:
-    log = tmp_path / "log"
-    log.write_text("it broke")
-    asked: Asked = []
-
-    def mortal() -> None:
-        if len(asked) == 16:  # in the second round that counts
-            raise EngineDied(log)
-
+    servers.lives = 16  # until the second round that counts
     with pytest.raises(EngineDied, match="it broke"):
-        comparison(tmp_path, asked, mortal=mortal).run()
+        comparison(tmp_path).run()
     saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["rounds_complete"] == 1
-    assert saved["rounds"] == 3
+    assert (saved["rounds_complete"], saved["rounds"]) == (1, 3)
     assert {m["round"] for m in saved["measurements"]} == {0}
     ends = [event for event, _ in servers.events[-6:]]
     assert ends == ["dismiss"] * 3 + ["leave"] * 3  # all are told before one is waited for

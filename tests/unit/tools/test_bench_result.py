@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_dflash.tools.bench.bench_result import Record, Results, throughput_table, waits_table
+import pytest
+
+from vllm_dflash.tools.bench.bench_result import (
+    Record,
+    Results,
+    holds_all,
+    throughput_table,
+    waits_table,
+)
 from vllm_dflash.tools.bench.bench_runs import Cell
 from vllm_dflash.tools.bench.bench_setup import describe
 from vllm_dflash.tools.bench.sides import Side, make_sides
@@ -71,20 +79,31 @@ def test_waits_and_drafts_are_those_of_vllms_result() -> None:
     assert list(table.rows[3]) == ["1", "ours", "50.0", "80.0", "5.0", "6.0", "2.35"]
 
 
-def test_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cache_tokens", "preemptions", "count", "holds"),
+    [(240, 0, 2, True), (239, 0, 2, False), (240, 0, 3, False), (240, 1, 2, False)],
+)
+def test_whether_the_cache_held_all_requests(
+    cache_tokens: int, preemptions: int, count: int, holds: bool
+) -> None:
+    sizes = {"total_input_tokens": 500, "total_output_tokens": 100, "completed": 5}
+    counted = {"cache_tokens": cache_tokens, "preemptions": preemptions}
+    assert holds_all(sizes | counted, count) is holds
+
+
+def test_file_and_notes(tmp_path: Path) -> None:
     command = ["vllm-dflash", "bench", "--quick"]
     cells = [Cell("code", 1, ("--output-len", "8"))]
-    record = Record(describe(command, "a pair", ["--dtype", "half"], cells), SIDES, rounds=9)
+    record = Record(describe(command, "a pair", cells), SIDES, rounds=9)
     record.finish_round(measurements())
     record.write(tmp_path)
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["schema"] == "vllm-dflash.bench/3"
+    (file,) = tmp_path.iterdir()
+    saved = json.loads(file.read_text())
+    assert (file.name, saved["schema"]) == ("result.json", "vllm-dflash.bench/3")
     assert saved["rounds_complete"] == 1
     assert saved["measurements"] == record.measurements
     assert [Side(**side) for side in saved["sides"]] == SIDES
     assert saved["about"]["cells"][0]["flags"] == ["--output-len", "8"]
     assert saved["about"]["command"] == "vllm-dflash bench --quick"
-    markdown = (tmp_path / "result.md").read_text()
-    assert "1 of 9 rounds are complete." in markdown
-    assert "a pair" in markdown
-    assert {file.name for file in tmp_path.iterdir()} == {"result.json", "result.md"}
+    assert record.notes[0].startswith("a pair; ")
+    assert record.notes[-1] == "1 of 9 rounds are complete."

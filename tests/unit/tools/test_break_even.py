@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from vllm.platforms import current_platform
 
+pytest.importorskip("pandas")
+
 from support import DEMO
 from vllm_dflash.tools import cli
+from vllm_dflash.tools.bench import bench_runs
 from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
-from vllm_dflash.tools.bench.break_even import check_drafts, measure_steps, verifying_side
+from vllm_dflash.tools.bench.break_even import check_steps, verifying_side
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
-from vllm_dflash.tools.bench.sides import PLAIN, SideServers
+from vllm_dflash.tools.bench.sides import PLAIN, Side
 
 TARGET = str(DEMO / "target")
 
@@ -37,15 +39,9 @@ def served(requests: int, k: int = 0, steps: int = 10) -> dict[str, Any]:
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": k * drafts,
         "spec_decode_accepted_tokens": 0,
+        "preemptions": 0,
+        "cache_tokens": 100_000,
     }
-
-
-class NoServers(SideServers):
-    def start(self, *_: Any) -> list[Any]:
-        return []
-
-    def __getitem__(self, name: str) -> Any:
-        return name
 
 
 @pytest.fixture
@@ -59,13 +55,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Cell]]:
         step = {"step_seconds": 0.02 * (1 + k * cell.concurrency / 10)}
         return served(cell.concurrency, k) | step
 
-    run = Comparison.run
+    class Name(str):
+        facts: ClassVar[dict[str, Any]] = {"versions": {}}
 
-    def without_servers(self: Comparison) -> None:
-        self.servers.__class__, self.measure = NoServers, measure
-        run(self)
-
-    monkeypatch.setattr(Comparison, "run", without_servers)
+    names = lambda self: nullcontext({side.name: Name(side.name) for side in self.record.sides})  # noqa: E731
+    monkeypatch.setattr(Comparison, "_servers", names)
+    monkeypatch.setattr(bench_runs, "measure", measure)
     return cells
 
 
@@ -82,67 +77,47 @@ def test_a_ratio_for_each_number_of_requests_and_context(
     assert lines[heads + 1 : heads + 3] == [one, eight]
     assert lines.count(one) == lines.count(eight) == 2
     assert "context 2,000: tokens a step must bring" in printed
-    assert f"Written: result.json, result.md in {tmp_path}\n" in printed
+    assert f"Written: {tmp_path}/result.json, and" in printed
     cells = [cell for name, cell in asked if name == PLAIN]
     assert [(cell.load, cell.concurrency) for cell in cells] == [
         *(("context 16", 1), ("context 16", 8), ("context 2,000", 1), ("context 2,000", 8))
     ] * 3  # and a warm-up round
     flags = " ".join(cells[3].flags)
     assert "--random-input-len 2000 --num-prompts 8" in flags
-    assert "--ignore-eos --seed 0" in flags  # the same prompts in every round: they stay cached
+    assert "--ignore-eos" in flags
+    assert "--seed 0" in flags  # the same prompts in every round: they stay cached
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["measurements"]) == 2 * 3 * 4
-    assert "## context 16: tokens a step must bring" in (tmp_path / "result.md").read_text()
-
-
-class CountingServer:
-    """A server that has answered 5 requests, and answers 2 more, with room for some tokens."""
-
-    def __init__(self, cache_tokens: int, preempted: int) -> None:
-        self._cache_tokens, self._preempted = cache_tokens, preempted
-        self._seconds, self._count = 9.0, 5
-
-    def serve(self, *_: Any) -> dict[str, Any]:
-        self._seconds, self._count = 9.5, 7
-        return served(2)
-
-    def ask(self, path: str) -> dict[str, int]:
-        return {"cache_tokens": self._cache_tokens}
-
-    def answer(self, path: str) -> Any:
-        name = "vllm:request_time_per_output_token_seconds"
-        preempted = self._preempted if self._count > 5 else 0
-        lines = [f"# TYPE {name} histogram", f"{name}_sum {self._seconds}"]
-        lines += [f"{name}_count {self._count}", f"vllm:num_preemptions_total {preempted}"]
-        return nullcontext(BytesIO("\n".join(lines).encode() + b"\n"))
 
 
 @pytest.mark.parametrize(
-    ("cache_tokens", "preempted", "fits"), [(222, 0, True), (221, 0, False), (222, 1, False)]
+    ("wrong", "message"),
+    [
+        ({"spec_decode_draft_tokens": 29}, "cannot be compared"),
+        ({"spec_decode_accepted_tokens": 1}, "cannot be compared"),
+        ({"spec_decode_num_drafts": 5, "spec_decode_draft_tokens": 15}, "cannot be compared"),
+        ({"preemptions": 1}, "VLLM_CPU_KVCACHE_SPACE"),
+        ({"cache_tokens": 199}, "the KV cache holds 199 tokens"),
+    ],
 )
-def test_a_step_takes_as_long_as_the_engine_says_if_none_waits(
-    monkeypatch: pytest.MonkeyPatch, cache_tokens: int, preempted: int, fits: bool
+def test_steps_that_are_others_than_they_should_be(wrong: dict[str, int], message: str) -> None:
+    """Steps of some requests, while others wait or are read again, would be faster or slower."""
+    check_steps(verifying_side(3), served(1, 3), kept=200)
+    check_steps(Side(PLAIN, "plain", "", None), served(1), kept=200)
+    with pytest.raises(ValueError, match=message):
+        check_steps(verifying_side(3), served(1, 3) | wrong, kept=200)
+
+
+def test_the_cache_keeps_the_requests_of_all_measurements(
+    tmp_path: Path, comparisons: list[Comparison]
 ) -> None:
-    """Steps of some requests, while others wait, are faster than steps of all."""
-    server: Any = CountingServer(cache_tokens, preempted)
-    monkeypatch.setattr("vllm_dflash.tools.bench.break_even.measure", server.serve)
-    cell = Cell("context 100", 2, ())
-    if fits:
-        assert measure_steps(server, cell, 0, Path())["step_seconds"] == 0.25
-        return
-    with pytest.raises(ValueError, match=r"does not hold all 2 requests.*VLLM_CPU_KVCACHE_SPACE"):
-        measure_steps(server, cell, 0, Path())
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"draft_tokens": 29}, {"accepted_tokens": 1}, {"num_drafts": 5, "draft_tokens": 15}]
-)
-def test_steps_that_verified_something_else_are_refused(wrong: dict[str, int]) -> None:
-    right = served(1, 3)
-    check_drafts(right, 3)
-    check_drafts({"total_output_tokens": 11, "completed": 1}, 0)  # of a server that does not draft
-    with pytest.raises(ValueError, match="cannot be compared"):
-        check_drafts(right | {f"spec_decode_{name}": value for name, value in wrong.items()}, 3)
+    asked = ["--context", "10", "20", "--concurrency", "1", "4", "--output-len", "6"]
+    assert bench(tmp_path, "--break-even", "3", *asked) == 0
+    needed = 16 + 26 + 4 * (16 + 26)
+    check = comparisons[0].check
+    check(verifying_side(3), served(4, 3) | {"cache_tokens": needed})
+    with pytest.raises(ValueError, match="have 210"):
+        check(verifying_side(3), served(4, 3) | {"cache_tokens": needed - 1})
 
 
 def test_defaults(
@@ -153,11 +128,11 @@ def test_defaults(
     names = [side.name for side in comparison.record.sides]
     assert names == ["plain", "verify K=3", "verify K=7", "verify K=15"]
     assert {side.plugins for side in comparison.record.sides} == {""}
-    flags = comparison.servers.flags
+    flags = comparison.flags
     assert flags[flags.index("--max-model-len") + 1] == str(2000 + 2 * 96 + 15)
     assert "room for 2,207 tokens: the longest --context" in capsys.readouterr().err
     assert "--no-enable-prefix-caching" not in flags  # prompts of every round are read once
-    assert comparison.servers.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert comparison.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert [cell.concurrency for cell in comparison.cells] == [1, 4, 16]
 
 

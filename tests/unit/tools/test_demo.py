@@ -17,7 +17,6 @@ from vllm_dflash.checkpoint.refusal import missing_model_reason
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.bench import bench_pair, sides
 from vllm_dflash.tools.bench.sides import Side, make_sides
-from vllm_dflash.tools.completions import Finished, Request, complete
 from vllm_dflash.tools.demo import demonstration
 from vllm_dflash.tools.demo.demo_server import StepCollector
 from vllm_dflash.tools.demo.demonstration import (
@@ -34,18 +33,17 @@ from vllm_dflash.tools.prompts import QUESTIONS, default_prompts, read_prompts
 from vllm_dflash.tools.server import Server
 
 PAIR = ["--target", str(DEMO / "target"), "--drafter", str(DEMO / "drafter")]
-SIDES = make_sides("drafter", [3])
+SIDES = make_sides("drafter", [])
 
 
 def found(dtype: str = "float32", *, differs: bool = False) -> Demonstration:
     """Return speeds: with one text, 1.5 and 2 times plain decoding's; with 8, the same."""
     one = {
         "plain": Written([[1, 2], [3]], 20.0, None),
-        "native K=3": Written([[1, 2], [3]], 30.0, 2.5),
         "ours": Written([[1, 2], [4 if differs else 3]], 40.0, 3.0),
     }
     eight = {name: Written([[1]], 100.0, None) for name in one}
-    return Demonstration(SIDES, dtype, {1: one, 8: eight})
+    return Demonstration(dtype, {1: one, 8: eight})
 
 
 @pytest.fixture
@@ -54,12 +52,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def answer(start: Any, sides: Any, prompts: Any, *others: Any) -> Demonstration:
-        calls.append({"sides": sides, "prompts": prompts, "questions": others[-1]})
+        calls.append({"prompts": prompts, "questions": others[-1]})
         start(sides[0])
         return found()
 
     def started(log: Path, model: str, flags: list[str], **named: Any) -> None:
-        calls[-1] |= {"model": model, "flags": flags, **named}
+        calls[-1] |= {"model": model, "flags": flags}
 
     monkeypatch.setattr(demonstration, "demonstrate", answer)
     monkeypatch.setattr(sides, "Server", started)
@@ -76,20 +74,14 @@ def demo(tmp_path: Path, *arguments: str) -> int:
         (["--target", "only"], "belong together"),
         (["--target", "./nowhere", "--drafter", PAIR[3]], "./nowhere"),
         ([*PAIR[:2], "--drafter", "./nowhere"], "./nowhere"),
-        ([*PAIR, "--prompts", "nothing.txt"], "nothing.txt"),
     ],
 )
 def test_refused_in_one_line(
-    tmp_path: Path,
-    asked: list[Any],
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert demo(tmp_path, *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-    assert not asked
 
 
 def test_outside_a_clone_the_installed_pair_is_used(
@@ -148,7 +140,6 @@ def test_a_users_pair_brings_its_own_dtype_and_needs_no_prompts(
     assert demo(tmp_path / "given", *PAIR, "--prompts", str(DEMO / "held_out.jsonl")) == 0
     # Text beside a target, or text that was asked for, is continued.
     assert [call["questions"] for call in asked[1:]] == [None, None]
-    assert [side.name for side in call["sides"]] == ["plain", "ours"]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +157,9 @@ def test_only_float32_texts_must_be_the_same(
 class Writing(InstantServer):
     """Writes each text at once, by a rule."""
 
-    def __init__(self, side: Side, *, chats: bool) -> None:
-        super().__init__(dtype="float32", has_chat_template=chats, stop_tokens=[STOP])
+    def __init__(self, side: Side = SIDES[0], **facts: Any) -> None:
+        known = {"dtype": "float32", "has_chat_template": False, "stop_tokens": [STOP]}
+        super().__init__(**known | facts)
         self.side = side
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -183,14 +175,14 @@ STOP = ord("h")
 
 
 def demonstrated(
-    prompts: list[str], questions: list[str], *, chats: bool = False
+    prompts: list[str], questions: list[str], **facts: Any
 ) -> tuple[Demonstration, list[Writing], list[Any]]:
     """Return the result, the servers, and what was shown."""
     started: list[Writing] = []
     told: list[Any] = []
 
     def start(side: Side) -> Server:
-        started.append(Writing(side, chats=chats))
+        started.append(Writing(side, **facts))
         return started[-1]
 
     def show(prompt: str, text: Iterator[Step]) -> None:
@@ -199,70 +191,64 @@ def demonstrated(
     return demonstrate(start, SIDES, prompts, 6, Progress(), show, questions), started, told
 
 
-def test_every_side_writes_the_same_texts_and_ours_starts_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    passes: list[tuple[int, int]] = []
-
-    def counted(server: Server, requests: list[Request], concurrency: int) -> list[Finished]:
-        passes.append((len(requests), concurrency))
-        assert {one.max_tokens for one in requests} == {6}
-        return complete(server, requests, concurrency)
-
-    monkeypatch.setattr(demonstration, "complete", counted)
+def test_every_side_writes_the_same_texts_and_ours_starts_first() -> None:
     prompts = [chr(ord("a") + number) for number in range(30)]
     one, started, told = demonstrated(prompts, ["a question"])
-    assert [server.side.name for server in started] == ["ours", "plain", "native K=3"]
-    assert passes == 3 * [(1, 1), (4, 1), (8, 8), (24, 8)]
+    assert [server.side.name for server in started] == ["ours", "plain"]
+    assert [len(server.asked) for server in started] == [2 + 1 + 4 + 8 + 24, 1 + 4 + 8 + 24]
+    assert {asked["max_tokens"] for asked in started[1].asked} == {6}
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
     lengths = {name: written.acceptance_length for name, written in one.levels[8].items()}
-    assert lengths == dict.fromkeys(("ours", "plain", "native K=3"), 2.0)
+    assert lengths == dict.fromkeys(("ours", "plain"), 2.0)
     assert [prompt for prompt, _ in told] == ["a", "b"]
 
 
-def test_steps_are_shown_as_they_come() -> None:
-    """Whole, even beyond the last token; that which ends a text has no text."""
-    _, _, (first, second) = demonstrated(["a", "b"], [])
-    assert first[1][:2] == [Step("", "b", 1), Step("cd", "e", 3)]
-    assert first[1][2].drafted.startswith("fgh")
-    assert len(first[1]) == 3
-    assert second == ("b", [Step("", "c", 1), Step("de", "f", 3), second[1][2]])
+class Scripted(Writing):
+    """Writes these steps. Tokens are bytes."""
+
+    def __init__(self, *script: bytes, **facts: Any) -> None:
+        super().__init__(**facts)
+        self.script = script
+
+    def steps(self, tokens: list[int]) -> list[list[int]]:
+        return [[*step] for step in self.script]
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        if path == "/detokenize":
+            return {"prompt": bytes(body["tokens"]).decode(errors="replace")}
+        return super().ask(path, body)
 
 
-def test_a_token_that_ends_a_text_is_not_shown() -> None:
-    class Short(Writing):
-        def write(self, prompt: list[int], limit: int) -> list[int]:
-            return [*range(prompt[-1] + 1, STOP + 1)]
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        # Steps are whole, even beyond the last token that is asked for.
+        (
+            [b"b", b"cde", b"fgij", b"k"],
+            [Step("", "b", 1), Step("cd", "e", 3), Step("fgi", "j", 4)],
+        ),
+        # A token that ends the text has no text.
+        ([b"e", b"fgh", b""], [Step("", "e", 1), Step("fg", "", 3)]),
+        # The last token of a character has its text.
+        ([b"a\xc3", b"\xa4bc"], [Step("a", "", 2), Step("äb", "c", 3)]),
+        ([b"\xc3\xa4"], [Step("", "ä", 2)]),
+    ],
+)
+def test_steps_are_shown_as_they_come(script: list[bytes], shown: list[Step]) -> None:
+    assert [*write_by_step(Scripted(*script), [ord("a")], 6)] == shown
 
-        def steps(self, tokens: list[int]) -> list[list[int]]:
-            return [tokens[:1], tokens[1:], []]
 
-    short = Short(SIDES[0], chats=False)
-    assert [*write_by_step(short, [ord("d")], 9, {STOP})] == [Step("", "e", 1), Step("fg", "", 3)]
-
-
-def test_text_of_a_character_in_two_tokens() -> None:
-    class Bytes(Writing):
-        def write(self, prompt: list[int], limit: int) -> list[int]:
-            return [*"aäbcd".encode()]
-
-        def ask(self, path: str, body: Any = None) -> Any:
-            if path == "/detokenize":
-                return {"prompt": bytes(body["tokens"]).decode(errors="replace")}
-            return super().ask(path, body)
-
-        def steps(self, tokens: list[int]) -> list[list[int]]:
-            return [tokens[:2], tokens[2:5], tokens[5:]]
-
-    steps = [*write_by_step(Bytes(SIDES[0], chats=False), [0], 5, {STOP})]
-    assert steps == [Step("a", "", 2), Step("äb", "c", 3)]
+def test_a_text_is_not_asked_beyond_the_context() -> None:
+    server = Scripted(b"b", max_model_len=6)
+    assert [*write_by_step(server, [ord("a")], 9)] == [Step("", "b", 1)]
+    assert server.asked[0]["max_tokens"] == 5
 
 
 def test_a_target_that_chats_is_asked_questions() -> None:
     questions = [f"question {number}?" for number in range(24)]
-    one, started, told = demonstrated(["p"], questions, chats=True)
+    one, started, told = demonstrated(["p"], questions, has_chat_template=True)
     assert told[0][0] == "question 0?\n\n"
     assert {name: len(level["ours"].texts) for name, level in one.levels.items()} == {1: 4, 8: 24}
     for each in started:

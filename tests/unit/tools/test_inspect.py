@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import DEMO
-from support.inspected import SMALL, inspect
-from support.pairs import Pair, changed_drafter, drafter_config
+from support import DEMO, ROOT
+from support.commands import examples_of
+from support.inspected import SMALL, check_schema, inspect
+from support.pairs import Pair, changed_drafter, drafter_config, save_drafter
 from support.targets import write_config
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.tensors import expected_tensors
+from vllm_dflash.tools import cli
+from vllm_dflash.tools.inspect import inspection
+from vllm_dflash.tools.tables import Table
 
 
 def test_overrides_of_the_drafters_config(pair: Pair) -> None:
@@ -113,18 +117,12 @@ def test_integers_are_a_fault_and_eight_bit_floats_a_warning(pair: Pair, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: shutil.rmtree(folder), "does not exist"),
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    ],
+    ("folder", "message"), [("nowhere", "does not exist"), ("", "has no config.json")]
 )
 def test_a_target_that_cannot_be_read(
-    pair: Pair, tmp_path: Path, damage: Callable[[Path], None], message: str
+    pair: Pair, tmp_path: Path, folder: str, message: str
 ) -> None:
-    shutil.copytree(pair.target, tmp_path / "it")
-    damage(tmp_path / "it")
-    found = inspect(pair.drafter, tmp_path / "it")
+    found = inspect(pair.drafter, tmp_path / folder)
     assert found.exit_code == 2
     assert found.error is not None
     assert found.error.startswith("target ")
@@ -186,3 +184,40 @@ def test_a_large_pair_without_reading_a_weight(tmp_path: Path) -> None:
     stacked = 5 * (2 * 8 * 128 * 4096 + 128) * 2  # K and V projections once more, and K norms
     assert found.memory.drafter_weights - stacked == found.tensors.num_bytes == end > 2_000_000_000
     assert found.memory.drafter_cache_per_token == 5 * 2 * 8 * 128 * 2
+
+
+def test_the_example_of_help_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text has no escape codes even if colours are asked for: there is no terminal."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(examples_of("inspect", capsys)[0]) == 0
+    printed = capsys.readouterr().out
+    assert not re.search("[\x1b┃│]", printed)
+    assert printed.rstrip().endswith(
+        """--speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'"""
+    )
+
+
+def test_what_is_said_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_drafter(tmp_path, drafter_config())
+    target = ["--target", str(DEMO / "target")]
+    assert cli.main(["inspect", str(tmp_path), *target]) == 1
+    said = capsys.readouterr().out
+    assert "Does not fit" in said
+    assert "num_target_layers is 4 in the drafter, the target has 6 layers" in said
+    assert cli.main(["inspect", "/nowhere", *target]) == 2
+    assert "Cannot be read: drafter '/nowhere'" in capsys.readouterr().err
+    assert cli.main(["inspect", "/nowhere", *target, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    check_schema(found)
+    assert (found["exit_code"], "does not exist" in found["error"]) == (2, True)
+
+
+def test_every_key_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "inspect.md").read_text()))
+    known = [one for one in vars(inspection).values() if dataclasses.is_dataclass(one)]
+    kinds = [one for one in known if one is not Table]
+    keys = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert keys - documented == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from support import importing_support
-from support.fake_server import TOO_LONG
+from support.fake_server import BREAKS, TOO_LONG
 from support.waiting import wait_until
 from vllm_dflash.tools import server, server_process
 from vllm_dflash.tools.completions import Finished, Request, complete, counts, decode, encode, steps
@@ -71,8 +72,9 @@ def test_what_is_started(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--speculative_config", "set before it"),
         ("-sc", "set before it"),
         ("--spec-method", "set before it"),
-        ("--ssl-keyfile=k", "could not reach"),
-        ("--uds", "could not reach"),
+        ("--ssl-keyfile=k", "could not ask"),
+        ("--uds", "could not ask"),
+        ("--disable_log_stats", "could not ask"),
     ],
 )
 def test_flags_that_are_not_taken(start: Start, flag: str, reason: str) -> None:
@@ -88,11 +90,13 @@ def test_a_server_ends_if_its_parent_had_ended_before_it_ran(start: Start) -> No
 
 
 def test_flags_are_named_as_vllm_spells_them() -> None:
-    flags = ["--kv_cache_memory_bytes=4", "--model-impl", "auto", "-tp", "2"]
+    flags = ["--kv_cache_memory_bytes=4", "--model-impl", "a_b", "-tp", "2"]
     assert flag_names(flags) == {"--kv-cache-memory-bytes", "--model-impl", "-tp"}
 
 
-def test_requests(start: Start) -> None:
+def test_requests(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SECONDS_TO_STOP", 0.1)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there
     with start() as one:
         one.wait()
         assert encode(one, ["ab", "ä"]) == [[97, 98], [0xC3, 0xA4]]
@@ -111,6 +115,16 @@ def test_requests(start: Start) -> None:
         assert finished == [1, 2, 3, 4]
         with pytest.raises(ValueError, match=r"^the prompt is too long$"):
             complete(one, [Request([1] * TOO_LONG, 1)], 1)
+        with pytest.raises(ValueError, match=r"^the stream broke$"):
+            [*steps(one, Request([BREAKS], 5))]
+
+
+def test_nobody_else_gets_the_port(start: Start) -> None:
+    with start("dead") as one, socket.socket() as other:
+        port = int(one.url.rpartition(":")[2])
+        with pytest.raises(OSError, match="already in use"):
+            other.bind((server.HOST, port))
+        other.bind((server.HOST, 0))
 
 
 def test_concurrency_is_exact(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

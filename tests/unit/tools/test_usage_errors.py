@@ -28,7 +28,8 @@ NO_FILE = "prompts file 'nowhere.jsonl' does not exist"
         (["inspect", "models/demo/draftr", *PAIR[1:]], "no such folder, and not a repository name"),
         (["inspect", PAIR[0], "--target", "a/b/c"], "target 'a/b/c': no such folder, and not a"),
         (["inspect", *SWAPPED], "are the two swapped?"),
-        (["inspect"], "required"),
+        (["inspect", *PAIR, "--jsn"], "unrecognized arguments: --jsn"),
+        (["inspect", *PAIR, "--", "--dtype", "half"], "unrecognized arguments: -- --dtype half"),
         (["verify", *SPECULATIVE[:3], "{"], "not JSON"),
         (["verify", *SPECULATIVE, "--tie", "nan"], "nan is not a non-negative number"),
         (["bench", "--rounds", "0"], "0 is not a positive whole number"),
@@ -51,29 +52,36 @@ def test_usage_errors_end_with_2(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "does not exist"), (" \n", "holds no prompts")])
-def test_a_file_without_prompts(tmp_path: Path, text: str | None, says: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "prompts"),
+    [
+        (b'{"prompt": "a\\nb"}\n\n  indented\nplain "text"\n[1]\n', ["a\nb", "  indented"]),
+        (b"\xef\xbb\xbfone\r\n\xef\xbb\xbftwo\r\n", ["one", "\ufefftwo"]),
+        (b'\xef\xbb\xbf{"prompt": "one"}\r\n2\r\n', ["one", "2"]),
+    ],
+)
+def test_prompts_of_both_kinds(tmp_path: Path, written: bytes, prompts: list[str]) -> None:
+    """A byte-order mark is no part of them."""
     file = tmp_path / "prompts"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ValueError, match=f"prompts file '{file}' {says}"):
-        read_prompts(file)
+    file.write_bytes(written)
+    assert read_prompts(file)[:2] == read_prompts(file, 2) == prompts
 
 
-@pytest.mark.parametrize("line", ['{"text": "x"}', '{"prompt"', '{"prompt": 1}'])
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b" \n", "prompts file '{}' holds no prompts"),
+        (b'first\n{"text": "x"}', "{}, line 2: expected "),
+        (b'first\n{"prompt"', "{}, line 2: expected "),
+        (b'first\n{"prompt": 1}', "{}, line 2: expected "),
+        ("grün\n".encode() + "grün\n".encode("latin-1"), "{}, line 2: it is not UTF-8"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, written: bytes, message: str) -> None:
     file = tmp_path / "prompts"
-    file.write_text(f"first\n{line}\n")
-    with pytest.raises(ValueError, match=f"^{file}, line 2: expected "):
+    file.write_bytes(written)
+    with pytest.raises(ValueError, match=f"^{message.format(file)}"):
         read_prompts(file)
-
-
-def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "prompts"
-    file.write_bytes("grün\n".encode() + "grün\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=f"^{file}, line 2: it is not UTF-8"):
-        read_prompts(file)
-    assert read_prompts(file, 1) == ["grün"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.tools.arguments import (
-    add_folder,
+    NUMBER,
+    NUMBERS,
+    add_command,
     add_models,
-    add_number,
-    add_numbers,
     add_prompts,
     json_object,
     not_negative,
@@ -20,40 +22,36 @@ from vllm_dflash.tools.arguments import (
 )
 from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
-from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import progress_on
+from vllm_dflash.tools.server import flag_names
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
     from vllm_dflash.tools.bench.bench_runs import Comparison
 
-FULL: dict[str, Any] = {"rounds": 5, "concurrency": [1, 2, 4, 8, 16, 32], "output_len": 96}
+FULL: dict[str, Any] = {
+    "rounds": 5,
+    "concurrency": [1, 2, 4, 8, 16, 32],
+    "output_len": 96,
+    "temperature": [0.0],
+    "native_k": [1, 3, 5, 7],
+    "beside": [],
+}
 QUICK = FULL | {"rounds": 2, "concurrency": [1, 4, 16]}
-OF_DATASETS = {"rounds": 2, "concurrency": [1, 8], "output_len": None, "num_prompts": 80}
+OF_DATASETS = FULL | {"rounds": 2, "concurrency": [1, 8], "output_len": None, "num_prompts": 80}
 OF_STEPS = FULL | {"rounds": 3, "concurrency": [1, 4, 16], "context": [128, 1024]}
 """Defaults of the arguments with these names."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all arguments of the command."""
-    add_pair_and_prompts(parser)
-    add_sides(parser)
-    add_measurements(parser)
-    add_break_even(parser)
-    about = "folder for result.json, result.md, result.png, raw results and logs"
-    add_folder(parser, "--out", "out/bench", about)
-
-
-def set_defaults(parsed: argparse.Namespace) -> None:
-    """Set what the user left out."""
-    defaults = QUICK if parsed.quick else FULL
-    if parsed.break_even is not None:
-        defaults = OF_STEPS
-    elif parsed.dataset_name is not None:
-        defaults = OF_DATASETS
-    for name, value in defaults.items():
-        if getattr(parsed, name) is None:
-            setattr(parsed, name, value)
+NOT_OF_STEPS = {"--drafter", "--prompts", "--native-k", "--beside", "--quick", "--temperature"}
+NOT_OF_STEPS |= {"--num-prompts", "--dataset-name"}
+NOT_OF_DATASETS = {"--prompts", "--quick", "--context"}
+"""Arguments without effect where steps, or a set of prompts, are measured."""
+OF_SETS = {
+    "--skip-chat-template": ("custom", "hf", "speed_bench"),
+    "--chat-template-kwargs": ("custom", "speed_bench"),
+}
+"""Flags of `vllm bench serve` that only these sets use."""
+SET_HERE = {"--backend", "--base-url", "--host", "--port", "--model", "--max-concurrency"}
+SET_HERE |= {"--tokenizer", "--served-model-name", "--result-dir", "--result-filename"}
 
 
 def beside(written: str) -> str:
@@ -69,90 +67,13 @@ def beside(written: str) -> str:
     return json.dumps(options)
 
 
-def add_pair_and_prompts(parser: argparse.ArgumentParser) -> None:
-    """Add the pair and its prompts."""
-    pair = parser.add_argument_group("pair")
-    add_models(pair)
-    about = "with several files, each is measured"
-    add_prompts(pair, f"held_out.jsonl of the demo pair; {about}", nargs="+")
-    about = "small pair to use without --target, widened to the cost of a larger one"
-    add_folder(pair, "--demo", str(demo_folder()), about)
-
-
-def add_sides(parser: argparse.ArgumentParser) -> None:
-    """Add the servers."""
-    sides = parser.add_argument_group("servers")
-    about = "draft lengths of vLLM's own DFlash, one server each, up to the drafter's maximum"
-    add_numbers(sides, "--native-k", [1, 3, 5, 7], about)
-    sides.add_argument(
-        "--beside",
-        nargs="+",
-        type=beside,
-        default=[],
-        metavar="SERVER",
-        help="additional servers: ours with other options, as JSON ('{\"draft_window\": 256}'),"
-        " blocks (ours without free drafts), ngram and suffix (vLLM's methods, which look up drafts"
-        " in the text; suffix needs arctic-inference)",
-    )
-    add_number(sides, "--max-model-len", 1024, "maximum tokens per request in every server")
-    add_number(sides, "--max-num-seqs", 64, "maximum requests at a time in every server")
-    about = "dtype of every server (default: the model's, or float32 on CPUs without bfloat16)"
-    sides.add_argument("--dtype", help=about)
-    about = "share of a GPU's memory, divided equally among all servers (default: 0.9)"
-    sides.add_argument(
-        "--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about
-    )
-    about = "flags of `vllm serve` for every server, after --, such as --enforce-eager (servers"
-    about += " start sooner, but are slower than in production), --tensor-parallel-size or"
-    about += " --kv-cache-memory-bytes (with it, servers on a GPU start at the same time)"
-    sides.add_argument("flags", nargs="*", metavar="-- FLAGS", help=about)
-
-
-def add_measurements(parser: argparse.ArgumentParser) -> None:
-    """Add what is measured, and how often; names are those of `vllm bench serve` if it has them."""
-    group = parser.add_argument_group("measurements")
-    add = group.add_argument
-    about = "requests in flight (default: 1 2 4 8 16 32; with --dataset-name: 1 8)"
-    add("--concurrency", type=positive, nargs="+", metavar="N", help=about)
-    about = "prompts of a measurement (default: three for each request in flight, at least 4; with"
-    add("--num-prompts", type=positive, metavar="N", help=f"{about} --dataset-name: 80)")
-    about = "maximum new tokens per request (default: 96; with --dataset-name: vLLM's for the set)"
-    add("--output-len", "--tokens", type=positive, metavar="N", help=about)
-    about = "temperatures to measure at (default: 0)"
-    add("--temperature", type=not_negative, nargs="+", default=[0.0], metavar="T", help=about)
-    add("--ignore-eos", action="store_true", help="continue every answer to its maximum length")
-    about = "measure prompts of a set of `vllm bench serve` instead, such as spec_bench or custom"
-    add("--dataset-name", metavar="NAME", help=about)
-    about = "the set's file, or its name on Hugging Face with --dataset-name hf"
-    add("--dataset-path", metavar="PATH", help=about)
-    about = 'chat template arguments for the set, such as {"enable_thinking": false}'
-    add("--chat-template-kwargs", type=json_object, metavar="JSON", help=about)
-    about = "use the set's prompts without the chat template"
-    add("--skip-chat-template", action="store_true", help=about)
-    about = "rounds to measure (default: 5; with --dataset-name: 2)"
-    add("--rounds", type=positive, metavar="N", help=about)
-    about = "rounds to discard, since kernels are prepared at the first batch of each size"
-    about = f"{about} (default: 1)"
-    add("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
-    about = "use faster defaults: 2 rounds, concurrency 1 4 16"
-    add("--quick", action="store_true", help=about)
-
-
-def add_break_even(parser: argparse.ArgumentParser) -> None:
-    """Add the measurement that needs no drafter."""
-    group = parser.add_argument_group("break-even")
-    about = "only time steps of the target that verify K drafts, and plain ones: how many tokens a"
-    about += " step must bring on this machine (default K: 3 7 15; concurrency 1 4 16, 3 rounds,"
-    about += " steps of answers of --output-len tokens)"
-    group.add_argument("--break-even", type=positive, nargs="*", metavar="K", help=about)
-    about = "tokens of each request before these steps (default: 128 1024)"
-    group.add_argument("--context", type=positive, nargs="+", metavar="N", help=about)
-
-
 ABOUT = """Measure plain decoding, vLLM's own DFlash at several fixed K, and ours.
 All servers stay up for the whole run; each round measures everything once on each of them
-with the client of `vllm bench serve`."""
-EPILOG = """examples:
+with the client of `vllm bench serve`. Other flags are passed on to it, such as --dataset-path or
+--ignore-eos. Flags after -- are those of `vllm serve` for every server, such as --enforce-eager
+(servers start sooner, but are slower than in production), --tensor-parallel-size or
+--kv-cache-memory-bytes (with it, servers on a GPU start at the same time)."""
+EPILOG = f"""examples:
   vllm-dflash bench --quick
   vllm-dflash bench --target Qwen/Qwen3-8B --drafter z-lab/Qwen3-8B-DFlash-b16 \\
       --prompts code.jsonl chat.jsonl --temperature 0 0.7
@@ -160,33 +81,107 @@ EPILOG = """examples:
   vllm-dflash bench --break-even 3 7 --target Qwen/Qwen3-8B
   vllm-dflash bench --dataset-name spec_bench --dataset-path question.jsonl --native-k 3
 
-exit code: 0 success, {failed} could not run, {interrupted} or 143 interrupted"""
+exit code: 0 success, {COULD_NOT_RUN} could not run, {INTERRUPTED} or 143 interrupted"""
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the sub-command to the command line."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure plain decoding, vLLM's own DFlash and ours side by side",
-        description=ABOUT,
-        epilog=EPILOG.format(failed=COULD_NOT_RUN, interrupted=INTERRUPTED),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Add the sub-command to the command line. Names are those of vLLM if it has them."""
+    about = "measure plain decoding, vLLM's own DFlash and ours side by side"
+    texts = {"help": about, "description": ABOUT, "epilog": EPILOG}
+    parser = add_command(commands, "bench", run_bench, **texts)
+    pair = parser.add_argument_group("pair (default: the demo pair, widened)")
+    add_models(pair)
+    add_prompts(pair, "held_out.jsonl of the demo pair; with several files, each is measured", "+")
+
+    add = parser.add_argument_group("servers").add_argument
+    about = "draft lengths of vLLM's own DFlash, one server each, up to the drafter's maximum"
+    add("--native-k", **NUMBERS | {"nargs": "*"}, help=f"{about} (default: 1 3 5 7)")
+    about = (
+        "additional servers: ours with other options, as JSON ('{\"draft_window\": 256}'), blocks"
     )
-    add_arguments(parser)
-    parser.set_defaults(run=run_bench)
+    about += " (ours without free drafts), ngram and suffix (vLLM's methods, which look up drafts"
+    about += " in the text; suffix needs arctic-inference)"
+    add("--beside", nargs="+", type=beside, metavar="SERVER", help=about)
+    about = "maximum tokens per request in every server (default: %(default)s)"
+    add("--max-model-len", **NUMBER, default=1024, help=about)
+    about = "maximum requests at a time in every server (default: %(default)s)"
+    add("--max-num-seqs", **NUMBER, default=64, help=about)
+    about = "dtype of every server (default: the model's, or float32 on CPUs without bfloat16)"
+    add("--dtype", help=about)
+    about = "share of a GPU's memory, divided equally among all servers (default: %(default)s)"
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="SHARE", help=about)
+
+    add = parser.add_argument_group("measurements").add_argument
+    about = "requests in flight (default: 1 2 4 8 16 32; with --dataset-name: 1 8)"
+    add("--concurrency", **NUMBERS, help=about)
+    about = "prompts of a measurement (default: three for each request in flight, at least 4; with"
+    add("--num-prompts", **NUMBER, help=f"{about} --dataset-name: 80)")
+    about = "maximum new tokens per request (default: 96; with --dataset-name: vLLM's for the set)"
+    add("--output-len", **NUMBER, help=about)
+    about = "temperatures to measure at (default: 0)"
+    add("--temperature", type=not_negative, nargs="+", metavar="T", help=about)
+    about = "measure prompts of a set of `vllm bench serve` instead, such as spec_bench or custom"
+    add("--dataset-name", metavar="NAME", help=about)
+    about = "rounds to measure (default: 5; with --dataset-name: 2)"
+    add("--rounds", **NUMBER, help=about)
+    about = "rounds to discard, since kernels are prepared at the first batch of each size"
+    about += " (default: %(default)s)"
+    add("--warmup-rounds", type=whole, default=1, metavar="N", help=about)
+    about = "use faster defaults: 2 rounds, concurrency 1 4 16"
+    add("--quick", action="store_true", help=about)
+
+    add = parser.add_argument_group("break-even").add_argument
+    about = "only time steps of the target that verify K drafts, and plain ones: how many tokens a"
+    about += " step must bring on this machine (default K: 3 7 15; concurrency 1 4 16, 3 rounds,"
+    about += " steps of answers of --output-len tokens)"
+    add("--break-even", type=positive, nargs="*", metavar="K", help=about)
+    about = "tokens of each request before these steps (default: 128 1024)"
+    add("--context", **NUMBERS, help=about)
+
+    about = "folder for result.json, raw results and logs"
+    about += " (default: %(default)s)"
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="FOLDER", help=about)
+
+
+def settle(parsed: argparse.Namespace) -> None:
+    """Set what the user left out.
+
+    Raises:
+        ValueError: an argument would have no effect.
+    """
+    given = {name for name, value in vars(parsed).items() if value not in (None, False)}
+    client = flag_names(parsed.client_flags)
+    if wrong := client & SET_HERE:
+        raise ValueError(f"the benchmark sets {', '.join(sorted(wrong))} itself: leave it out.")
+    flags = client | {f"--{name.replace('_', '-')}" for name in given}
+    defaults, name = QUICK if parsed.quick else FULL, parsed.dataset_name
+    if parsed.break_even is not None:
+        case, defaults, wrong = "with --break-even", OF_STEPS, client | NOT_OF_STEPS
+    elif name is not None:
+        case, defaults, wrong = f"with --dataset-name {name}", OF_DATASETS, set(NOT_OF_DATASETS)
+        wrong |= {flag for flag, sets in OF_SETS.items() if name not in sets}
+    else:
+        case = "without --break-even or --dataset-name"
+        wrong = {"--context", "--dataset-path", *OF_SETS}
+    if not wrong & flags and {"--rounds", "--concurrency"} < flags:
+        case, wrong = "beside --rounds and --concurrency", {"--quick"}
+    if wrong := wrong & flags:
+        raise ValueError(f"{', '.join(sorted(wrong))} would have no effect {case}: leave it out.")
+    for name, value in defaults.items():
+        if name not in given:
+            setattr(parsed, name, value)
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
+    settle(parsed)
+    if find_spec("pandas") is None:  # vLLM's client needs it
+        raise ValueError("pandas is missing: pip install 'vllm-dflash[bench]'")
     from vllm_dflash.tools.bench.bench_setup import compare_sides
     from vllm_dflash.tools.bench.break_even import compare_steps
 
-    set_defaults(parsed)
-    if parsed.break_even is not None:
-        return run_and_report(compare_steps(parsed, progress_on()))
-    if parsed.context:
-        raise ValueError("--context needs --break-even.")
-    return run_and_report(compare_sides(parsed, progress_on()))
+    compare = compare_sides if parsed.break_even is None else compare_steps
+    return run_and_report(compare(parsed, progress_on()))
 
 
 def run_and_report(comparison: Comparison) -> int:
@@ -196,7 +191,6 @@ def run_and_report(comparison: Comparison) -> int:
         comparison.run()
     finally:
         if record.rounds_complete:
-            note = f"{record.rounds_complete} of {record.rounds} rounds are complete."
-            print_report(record.tables, [note])
-    print(f"Written: result.json, result.md{', result.png' * record.plots} in {comparison.out}")
+            print_report(record.tables, record.notes)
+    print(f"Written: {comparison.out / 'result.json'}, and vLLM's own results in raw")
     return 0

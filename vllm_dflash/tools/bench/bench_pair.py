@@ -32,8 +32,8 @@ def given_pair(target: str | None, drafter: str | None) -> Pair | None:
 def widened_demo(
     demo: Path,
     out: Path,
-    target: Shape | None = WIDE_TARGET,
-    drafter: Shape | None = WIDE_DRAFTER,
+    target: Shape = WIDE_TARGET,
+    drafter: Shape = WIDE_DRAFTER,
     positions: int = 0,
 ) -> Pair:
     """Widen the demo pair to the cost of a larger one, without changing what it computes.
@@ -41,11 +41,6 @@ def widened_demo(
     The result is cached in `out`. Sizes are as for `widen_pair`. The pair's name says if it allows
     more `positions` than the original.
     """
-    if not (demo / "target").is_dir():
-        raise ValueError(
-            f"there is no demo pair in {demo}. Leave out --demo to use the one in this package, or"
-            " pass --target and --drafter."
-        )
     sizes = target, drafter, positions
     digest = hashlib.sha256(repr(sizes).encode())
     for file in sorted([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")]):
@@ -56,10 +51,8 @@ def widened_demo(
         stamp.unlink(missing_ok=True)  # so that an interrupted widening is not taken for done
         widen_pair(demo, wide, *sizes)
         stamp.write_text(digest.hexdigest())
-    name = "demo pair as it is"
-    if target and drafter:
-        layers = f"{target.layers} and {drafter.layers} layers"
-        name = f"demo pair widened to {layers} of width {target.hidden}"
+    layers = f"{target.layers} and {drafter.layers} layers"
+    name = f"demo pair widened to {layers} of width {target.hidden}"
     config = demo / "target" / "config.json"
     if positions and positions > json.loads(config.read_text())["max_position_embeddings"]:
         name += f", {positions:,} positions"

@@ -1,10 +1,11 @@
-"""Results of a benchmark: tables of medians and paired ratios, and the files that keep them."""
+"""Results of a benchmark: tables of medians and paired ratios, and the file that keeps them."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ SEEN = {
     "tokens a verify step": "spec_decode_acceptance_length",
 }
 """Columns of what clients saw, and their names in vLLM's results."""
+DOES_NOT_FIT = (
+    "The KV cache did not hold all requests in flight ({}), so some waited. Lower --concurrency or"
+    " raise VLLM_CPU_KVCACHE_SPACE (on CPUs), --gpu-memory-utilization or, after --,"
+    " --kv-cache-memory-bytes."
+)
 Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of two sides are paired: divide them before taking the median."""
 
@@ -99,7 +105,9 @@ def waits_table(results: Results, load: str) -> Table:
     return Table(title, [CONCURRENCY, "side", *SEEN], rows, words=(1,))
 
 
-MakeTable = Callable[[Results, str], Table]
+def tables_of(results: Results, load: str) -> list[Table]:
+    """Make the tables of a load."""
+    return [throughput_table(results, load), waits_table(results, load)]
 
 
 @dataclass
@@ -111,10 +119,8 @@ class Record:
     sides: list[Side]
     rounds: int
     """Rounds asked for; fewer may have been measured."""
-    table_makers: Sequence[MakeTable] = (throughput_table, waits_table)
-    """Tables of a load; the first one is also shown between rounds."""
-    plots: bool = True
-    """Whether there is a plot of such results."""
+    make_tables: Callable[[Results, str], list[Table]] = tables_of
+    """Makes the tables of a load; the first one is also shown between rounds."""
     rounds_complete: int = 0
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """Measurements of complete rounds: round, load, setting (requests in flight), side, and vLLM's
@@ -132,13 +138,30 @@ class Record:
 
     @property
     def tables(self) -> list[Table]:
-        """Tables of `result.md`."""
+        """Tables of all loads."""
+        results = self.results
+        return [table for load in results.loads for table in self.make_tables(results, load)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know about the tables."""
+        about = self.about
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        preloaded = ", ".join(about["preloaded"]) or "nothing"
+        full = [
+            f"{one['side']} at {one['setting']}"
+            for one in self.measurements
+            if not holds_all(one["result"], one["setting"])
+        ]
         return [
-            make(self.results, load) for load in self.results.loads for make in self.table_makers
+            *([DOES_NOT_FIT.format(", ".join(dict.fromkeys(full)))] if full else []),
+            f"{about['pair']}; {versions}",
+            f"{about['cpu']}, {about['cores']} cores; preloaded: {preloaded}",
+            f"{self.rounds_complete} of {self.rounds} rounds are complete.",
         ]
 
     def write(self, out: Path) -> None:
-        """Write `result.json` and `result.md`."""
+        """Write `result.json`. If this is interrupted, that of the previous round remains."""
         kept = {
             "schema": SCHEMA,
             "about": self.about,
@@ -147,23 +170,13 @@ class Record:
             "rounds_complete": self.rounds_complete,
             "measurements": self.measurements,
         }
-        # If this is interrupted, the file of the previous round remains.
         unfinished = out / "result.unfinished"
         unfinished.write_text(json.dumps(kept, indent=1))
         unfinished.replace(out / "result.json")
-        parts = [self._head(), *(table.markdown() for table in self.tables)]
-        parts += ["![](result.png)\n"] * self.plots
-        (out / "result.md").write_text("\n".join(parts))
 
-    def _head(self) -> str:
-        about = self.about
-        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-        preloaded = ", ".join(about["preloaded"]) or "nothing"
-        return (
-            "# vllm-dflash bench\n\n"
-            f"{self.rounds_complete} of {self.rounds} rounds are complete.\n\n"
-            f"- pair: {about['pair']}\n"
-            f"- versions: {versions}\n"
-            f"- machine: {about['cpu']}, {about['cores']} cores; preloaded: {preloaded}\n"
-            f"- command: `{about['command']}`\n"
-        )
+
+def holds_all(result: dict[str, Any], count: int) -> bool:
+    """Whether the KV cache held this many requests of a result's mean length."""
+    tokens = result.get("total_input_tokens", 0) + result.get("total_output_tokens", 0)
+    mean = tokens / max(1, result.get("completed", 1))
+    return not result.get("preemptions") and count * mean <= result.get("cache_tokens", math.inf)

@@ -6,18 +6,25 @@ import argparse
 import asyncio
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
-from importlib.util import find_spec
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.request import proxy_bypass
 
 from vllm_dflash.tools.bench.bench_result import Record
-from vllm_dflash.tools.bench.sides import Side, SideServers
+from vllm_dflash.tools.bench.sides import OURS, Side
+from vllm_dflash.tools.completions import read_metrics
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.server import Server
+from vllm_dflash.tools.server import HOST, Server
+
+TOKEN_TIME = "vllm:request_time_per_output_token_seconds"
+METRICS = (f"{TOKEN_TIME}_sum", f"{TOKEN_TIME}_count", "vllm:num_preemptions_total")
+"""Sum and number of the requests' mean times of a token after the first; interruptions."""
 
 
 @dataclass(frozen=True)
@@ -34,32 +41,34 @@ class Cell:
         return f"{self.load}, concurrency {self.concurrency}"
 
 
-Measure = Callable[[Server, Cell, int, Path], dict[str, Any]]
-
-
 def read_early(cell: Cell) -> None:
     """Let vLLM read the prompts of a cell before servers start.
 
     Raises:
         ValueError: it cannot.
     """
-    if missing := [name for name in ("pandas", "matplotlib") if find_spec(name) is None]:
-        raise ValueError(f'{", ".join(missing)} missing: pip install "vllm-dflash[bench]"')
     from vllm.benchmarks.datasets import get_samples
     from vllm.tokenizers import get_tokenizer
 
     parsed = _parse(cell.flags)
+    tokenizer = get_tokenizer(
+        parsed.tokenizer or parsed.model,
+        tokenizer_mode=parsed.tokenizer_mode,
+        trust_remote_code=parsed.trust_remote_code,
+    )
     try:
-        get_samples(parsed, get_tokenizer(parsed.model))
+        get_samples(parsed, tokenizer)
     except (ValueError, KeyError, NotImplementedError, ImportError, AssertionError) as error:
         path = parsed.dataset_path
         raise ValueError(f"vLLM cannot read {parsed.dataset_name} from {path}: {error}") from error
 
 
 def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]:
-    """Measure a cell, with prompts that depend on the seed. Returns vLLM's result.
+    """Measure a cell, with prompts that depend on the seed.
 
-    vLLM writes it to `file`, and what it prints to a log beside it.
+    Returns vLLM's result, and what the server counted: `step_seconds`, the mean time of a token
+    after the first, `preemptions` and `cache_tokens`. vLLM writes its result to `file`, and what it
+    prints to a log beside it.
 
     Raises:
         ValueError: the server refused a request.
@@ -71,6 +80,10 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
     flags += ["--backend", "openai", "--base-url", server.url, "--disable-tqdm"]
     flags += ["--save-result", "--save-detailed"]
     flags += ["--result-dir", str(file.parent), "--result-filename", file.name]
+    if not proxy_bypass(HOST):  # vLLM's client asks a proxy that a variable names
+        others = os.environ.get("no_proxy", os.environ.get("NO_PROXY"))
+        os.environ["no_proxy"] = f"{others},{HOST}" if others else HOST
+    before = read_metrics(server)
     with (file.parent / "client.log").open("a") as log, _printing_to(log):
         from vllm.benchmarks.serve import main_async
 
@@ -83,7 +96,10 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
         server.ask("/v1/models")
         reason = next(filter(None, result["errors"]), "no reason given")
         raise ValueError(f"{result['failed']} requests of {cell} failed, the first: {reason}")
-    return result
+    after = read_metrics(server)
+    seconds, count, preempted = (after[name] - before[name] for name in METRICS)
+    counted = {"preemptions": preempted, "cache_tokens": server.facts["cache_tokens"]}
+    return result | counted | ({"step_seconds": seconds / count} if count else {})
 
 
 def _parse(flags: Sequence[str]) -> argparse.Namespace:
@@ -110,67 +126,84 @@ def _printing_to(log: TextIO) -> Iterator[None]:
         os.close(kept)
 
 
-def without_details(side: Side, result: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what a result says of single requests; vLLM's own file has it."""
-    return {
-        name: value
-        for name, value in result.items()
-        if not isinstance(value, list) or name.startswith("spec_decode")
-    }
-
-
 @dataclass
 class Comparison:
     """Measures cells on every side of a record, and writes the results to a folder."""
 
     record: Record
     cells: Sequence[Cell]
-    servers: SideServers
+    target: str
+    flags: list[str]
+    """Flags of every `vllm serve`."""
     out: Path
     progress: Progress
+    at_once: int = 1
+    """Servers that may start at the same time."""
     warmup_rounds: int = 1
-    measure: Measure = measure
-    shorten: Callable[[Side, dict[str, Any]], dict[str, Any]] = without_details
-    """What of a result is kept in `result.json`."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of every server, besides those of its side."""
+    check: Callable[[Side, dict[str, Any]], None] = lambda side, result: None
+    """Raises ValueError if a result says nothing."""
 
     def run(self) -> None:
         """Start the servers, measure all rounds, and write the results after each."""
-        self.progress.say(self.announcement())
-        sides, rounds = self.record.sides, self.record.rounds
-        with self.servers:
-            for one in self.servers.start(sides, self.progress):
-                self.record.about["versions"] |= one["versions"]
+        sides, rounds, record = self.record.sides, self.record.rounds, self.record
+        record.about["flags"] = shlex.join(self.flags)
+        self.progress.say(
+            f"starting {len(sides)} servers ({', '.join(side.name for side in sides)}), then"
+            f" {self.warmup_rounds} warm-up and {rounds} measured rounds of"
+            f" {len(self.cells) * len(sides)} measurements. Ctrl-C stops; complete rounds are kept"
+            f" in {self.out}."
+        )
+        with self._servers() as servers:
+            for server in servers.values():
+                record.about["versions"] |= server.facts["versions"]
             for number in range(-self.warmup_rounds, rounds):
                 first = number % len(sides)  # so that no side always comes first in a measurement
                 in_turns = [*sides[first:], *sides[:first]]
-                found = self._measure_round(number, in_turns)
+                found = self._measure_round(number, in_turns, servers)
                 if number < 0:
                     continue
-                self.record.finish_round(found)
-                self._write()
+                record.finish_round(found)
+                record.write(self.out)
                 if number + 1 < rounds:  # the report follows the last round
-                    results = self.record.results
-                    for load in results.loads:
-                        self.progress.say(self.record.table_makers[0](results, load).plain())
+                    for load in record.results.loads:
+                        self.progress.say(record.make_tables(record.results, load)[0].plain())
 
-    def _write(self) -> None:
-        self.record.write(self.out)
-        if self.record.plots:
-            from vllm_dflash.tools.bench.plot import plot_panels
+    @contextmanager
+    def _servers(self) -> Iterator[dict[str, Server]]:
+        """Start a server for each side, by name; all end with the context.
 
-            results = self.record.results
-            plot_panels([(results, load) for load in results.loads], self.out / "result.png")
+        Ours starts first and alone, because it times its costs at the end of its start and must not
+        be disturbed.
+        """
+        waiting = sorted(self.record.sides, key=lambda side: side.name != OURS)
+        servers: dict[str, Server] = {}
+        with ExitStack() as stack:
+            try:
+                with self.progress.stage("starting the servers", len(waiting), "servers") as tell:
+                    while waiting:
+                        room = self.at_once if servers else 1
+                        crowd, waiting = waiting[:room], waiting[room:]
+                        names, began = ", ".join(side.name for side in crowd), time.monotonic()
+                        tell(len(servers), f"waiting for {names}")
+                        for side in crowd:
+                            one = side.start(
+                                self.out / "logs", self.target, self.flags, self.environment
+                            )
+                            servers[side.name] = stack.enter_context(one)
+                        for side in crowd:
+                            servers[side.name].wait()
+                        took = time.monotonic() - began
+                        self.progress.say(f"up after {took:.0f} s: {names}")
+                yield servers
+            finally:
+                for server in servers.values():
+                    server.dismiss()  # all, before waiting for the first
 
-    def announcement(self) -> str:
-        """Say what will run."""
-        names = [side.name for side in self.record.sides]
-        return (
-            f"starting {len(names)} servers ({', '.join(names)}), then {self.warmup_rounds} warm-up"
-            f" and {self.record.rounds} measured rounds of {len(self.cells) * len(names)}"
-            f" measurements. Ctrl-C stops; complete rounds are kept in {self.out}."
-        )
-
-    def _measure_round(self, number: int, sides: Sequence[Side]) -> list[dict[str, Any]]:
+    def _measure_round(
+        self, number: int, sides: Sequence[Side], servers: Mapping[str, Server]
+    ) -> list[dict[str, Any]]:
         """Measure every cell on each side in turn; negative numbers are those of warm-up rounds."""
         name = "warm-up" if number < 0 else f"round {number + 1} of {self.record.rounds}"
         found: list[dict[str, Any]] = []
@@ -178,15 +211,18 @@ class Comparison:
             for cell in self.cells:
                 for side in sides:
                     tell(len(found), f"{cell}: {side.name}")
-                    file = self.out / "raw" / f"{_slug(name, cell, side.name)}.json"
+                    words = re.findall(r"\w+", f"{name} {cell} {side.name}")
+                    file = self.out / "raw" / f"{'-'.join(words)}.json"
                     seed = number + self.warmup_rounds  # the same for all sides
-                    result = self.measure(self.servers[side.name], cell, seed, file)
+                    result = measure(servers[side.name], cell, seed, file)
+                    self.check(side, result)
+                    # What is said of single requests is only in vLLM's own file.
+                    kept = {
+                        key: value
+                        for key, value in result.items()
+                        if not isinstance(value, list) or key.startswith("spec_decode")
+                    }
                     about = {"round": number, "load": cell.load, "setting": cell.concurrency}
-                    found.append({**about, "side": side.name, "result": self.shorten(side, result)})
+                    found.append({**about, "side": side.name, "result": kept})
             tell(len(found))
         return found
-
-
-def _slug(*names: object) -> str:
-    """Return a file's name made of these names."""
-    return "-".join(re.findall(r"\w+", " ".join(map(str, names))))

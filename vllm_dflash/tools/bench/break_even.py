@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,12 @@ from vllm.platforms import current_platform
 
 from vllm_dflash.tools.bench.bench_pair import widened_demo
 from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results, Rounds, spread
-from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, measure, without_details
-from vllm_dflash.tools.bench.bench_setup import (
-    build,
-    check_concurrency,
-    distinct,
-    server_flags,
-)
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
+from vllm_dflash.tools.bench.bench_setup import build, check_concurrency, client_flags, distinct
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
 from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side
-from vllm_dflash.tools.completions import read_metrics
+from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.server import Server
-from vllm_dflash.tools.server_process import FACTS_PATH
 from vllm_dflash.tools.tables import Table
 
 DRAFT_LENGTHS = [3, 7, 15]
@@ -31,13 +24,10 @@ DRAFT_LENGTHS = [3, 7, 15]
 STEP = "step_seconds"
 LEAST_DRAFTED = 0.9
 """Share of steps that must have verified drafts; vLLM's counters may miss the last ones."""
-TOKEN_TIME = "vllm:request_time_per_output_token_seconds"
-METRICS = (f"{TOKEN_TIME}_sum", f"{TOKEN_TIME}_count", "vllm:num_preemptions_total")
-"""Sum and number of the requests' mean times of a token after the first; interruptions."""
 DOES_NOT_FIT = (
-    "the KV cache does not hold all {all} requests, so they do not decode together. Lower"
-    " --concurrency, --context or --output-len, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or"
-    " --kv-cache-memory-bytes."
+    "the KV cache holds {room:,} tokens, and the requests of all measurements have {kept:,}: then"
+    " they do not stay in it, or wait for each other. Lower --concurrency, --context or"
+    " --output-len, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or --kv-cache-memory-bytes."
 )
 WRONG_DRAFTS = (
     "vLLM verified {verified} drafts in {steps} steps of a request and accepted {accepted}, so"
@@ -61,21 +51,11 @@ def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     """Build the comparison of steps.
 
     Raises:
-        ValueError: the arguments do not fit each other, or prompts cannot be read.
+        ValueError: the arguments do not fit each other.
     """
     check_concurrency(parsed)
-    given = {
-        "--drafter": parsed.drafter,
-        "--prompts": parsed.prompts,
-        "--beside": parsed.beside,
-        "--dataset-name": parsed.dataset_name,
-        "--temperature": any(parsed.temperature),
-        "--quick": parsed.quick,
-    }
-    if wrong := [name for name, value in given.items() if value]:
-        raise ValueError(
-            f"--break-even only times steps, without a drafter: leave out {', '.join(wrong)}."
-        )
+    if parsed.output_len < 2:
+        raise ValueError("--break-even times tokens after the first: raise --output-len.")
     lengths = sorted({*(parsed.break_even or DRAFT_LENGTHS)})
     needed = max(parsed.context) + 2 * parsed.output_len + lengths[-1]
     parsed.max_model_len = max(parsed.max_model_len, needed)
@@ -85,26 +65,24 @@ def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     )
     target = parsed.target
     if target is None:
-        target = widened_demo(parsed.demo, parsed.out, positions=parsed.max_model_len).target
-    comparison = build(
-        parsed,
-        progress,
-        [Side(PLAIN, "plain", NO_PLUGIN, None), *map(verifying_side, lengths)],
-        _plan_contexts(parsed, target),
-        (target, target),
-        server_flags(parsed, progress, target),  # with a prefix cache: prompts are read once
+        target = widened_demo(demo_folder(), parsed.out, positions=parsed.max_model_len).target
+    sides = [Side(PLAIN, "plain", NO_PLUGIN, None), *map(verifying_side, lengths)]
+    # With a prefix cache: prompts are read once.
+    comparison = build(parsed, progress, sides, _plan_contexts(parsed, target), target, target)
+    if current_platform.is_cpu():
         # Where there is Triton, plain decoding would get V2, which has no custom proposers.
-        environment={"VLLM_USE_V2_MODEL_RUNNER": "0"} if current_platform.is_cpu() else {},
-    )
-    comparison.measure, comparison.shorten = measure_steps, rejected
-    comparison.record.table_makers, comparison.record.plots = [break_even_table], False
+        comparison.environment = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    counts = distinct(parsed.concurrency)
+    kept = sum(counts) * sum(one + parsed.output_len for one in distinct(parsed.context))
+    comparison.check = partial(check_steps, kept=kept)
+    comparison.record.make_tables = break_even_tables
     return comparison
 
 
 def _plan_contexts(parsed: argparse.Namespace, target: str) -> list[Cell]:
     """Plan cells of random prompts, one for each request; every round has the same ones."""
-    flags = ["--model", target, "--temperature", "0", "--ignore-eos", "--seed", "0"]
-    flags += ["--dataset-name", "random", "--output-len", str(parsed.output_len)]
+    flags = ["--model", target, *client_flags(parsed.flags), "--temperature", "0", "--ignore-eos"]
+    flags += ["--dataset-name", "random", "--output-len", str(parsed.output_len), "--seed", "0"]
     return [
         Cell(
             f"context {context:,}",
@@ -116,38 +94,18 @@ def _plan_contexts(parsed: argparse.Namespace, target: str) -> list[Cell]:
     ]
 
 
-def measure_steps(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]:
-    """Measure a cell, and the mean time of a step by the clock of the engine.
+def check_steps(side: Side, result: dict[str, Any], kept: int) -> None:
+    """Check that all requests decoded together, verified K drafts a step, and accepted none.
 
-    A step yields one token of each request, since no draft is accepted. The client's clock also
-    counts how long tokens wait for the client.
-
-    Raises:
-        ValueError: not all requests decoded together.
-    """
-    before = read_metrics(server)
-    result = measure(server, cell, seed, file)
-    after = read_metrics(server)
-    seconds, count, preempted = (after[name] - before[name] for name in METRICS)
-    needed = result["total_input_tokens"] + result["total_output_tokens"]
-    if preempted or needed > server.ask(FACTS_PATH)["cache_tokens"]:
-        raise ValueError(DOES_NOT_FIT.format(all=cell.concurrency))
-    return result | {STEP: seconds / count}
-
-
-def rejected(side: Side, result: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a result, if its drafts were verified and rejected."""
-    check_drafts(result, side.draft_tokens or 0)
-    return without_details(side, result)
-
-
-def check_drafts(result: dict[str, Any], k: int) -> None:
-    """Check that steps verified K drafts, and accepted none.
+    `kept`: tokens of all cells' requests. Where the cache does not hold them, prompts are read
+    again in each round, between the steps.
 
     Raises:
         ValueError: it is otherwise, so the times would say nothing.
     """
-    steps = result["total_output_tokens"] - result["completed"]  # reading prompts yields a token
+    if result["preemptions"] or kept > result["cache_tokens"]:
+        raise ValueError(DOES_NOT_FIT.format(kept=kept, room=result["cache_tokens"]))
+    k, steps = side.draft_tokens or 0, result["total_output_tokens"] - result["completed"]
     names = "num_drafts", "draft_tokens", "accepted_tokens"
     drafts, verified, accepted = (result.get(f"spec_decode_{name}", 0) for name in names)
     if verified != k * drafts or accepted or (k and drafts < LEAST_DRAFTED * steps):
@@ -160,7 +118,7 @@ def break_even(results: Results, load: str, count: int, side: Side) -> Rounds:
     return verified / plain
 
 
-def break_even_table(results: Results, load: str) -> Table:
+def break_even_tables(results: Results, load: str) -> list[Table]:
     """Make the table of a context, by number of requests and K."""
     sides = results.of_kind("beside")
     rows = []
@@ -170,4 +128,5 @@ def break_even_table(results: Results, load: str) -> Table:
         rows.append([str(count), f"{plain:.1f} ms", *ratios])
     title = f"{load}: tokens a step must bring (1 + accepted drafts), without the drafter's own"
     title += " time; median of rounds (min - max)"
-    return Table(title, [CONCURRENCY, "a plain step", *(s.draft_length for s in sides)], rows)
+    heads = [CONCURRENCY, "a plain step", *(f"K={side.draft_tokens}" for side in sides)]
+    return [Table(title, heads, rows)]

@@ -1,21 +1,17 @@
-"""The servers to compare. They start at the same time if that is safe, and all stay up."""
+"""The servers to compare."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server, flag_names
-from vllm_dflash.tools.server_process import Facts
 
 OURS = "ours"
 PLAIN = "plain"
@@ -43,11 +39,6 @@ class Side:
     def draft_tokens(self) -> int | None:
         """K if it is fixed, otherwise None."""
         return (self.speculative_config or {}).get("num_speculative_tokens")
-
-    @property
-    def draft_length(self) -> str:
-        """Short label, to tell plain decoding and native DFlash with different K apart."""
-        return PLAIN if self.draft_tokens is None else f"K={self.draft_tokens}"
 
     def start(
         self,
@@ -106,54 +97,3 @@ def make_sides(drafter: str, native_k: Iterable[int], beside: Iterable[str] = ()
         if count > 1:  # servers and results are found by name
             raise ValueError(f"--beside names {name!r} {count} times: leave all but one out.")
     return sides
-
-
-@dataclass
-class SideServers:
-    """One server per side, until the context ends."""
-
-    model: str
-    flags: list[str]
-    """Flags of every `vllm serve`."""
-    at_once: int
-    """Servers that may start at the same time."""
-    logs: Path
-    """Folder for the servers' logs."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables of every server, besides those of its side."""
-    _servers: dict[str, Server] = field(default_factory=dict)
-    _stack: ExitStack = field(default_factory=ExitStack)
-
-    def start(self, sides: Sequence[Side], progress: Progress) -> list[Facts]:
-        """Start a server for each side. Returns facts in the order in which servers started.
-
-        Ours starts first and alone, because it times its costs at the end of its start and must not
-        be disturbed.
-        """
-        waiting = sorted(sides, key=lambda side: side.name != OURS)
-        facts: list[Facts] = []
-        with progress.stage("starting the servers", len(sides), "servers") as tell:
-            while waiting:
-                room = self.at_once if self._servers else 1
-                crowd, waiting = waiting[:room], waiting[room:]
-                names, began = ", ".join(side.name for side in crowd), time.monotonic()
-                tell(len(facts), f"waiting for {names}")
-                for side in crowd:
-                    one = side.start(self.logs, self.model, self.flags, self.environment)
-                    self._servers[side.name] = self._stack.enter_context(one)
-                for side in crowd:
-                    facts.append(self._servers[side.name].wait())
-                    tell(len(facts), f"{side.name} is up")
-                progress.say(f"up after {time.monotonic() - began:.0f} s: {names}")
-        return facts
-
-    def __getitem__(self, name: str) -> Server:
-        return self._servers[name]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for server in self._servers.values():
-            server.dismiss()  # all, before waiting for the first
-        self._stack.close()

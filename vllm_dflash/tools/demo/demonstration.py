@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from operator import eq
 from typing import Any, NamedTuple
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
-from vllm_dflash.tools.completions import Request, complete, counts, decode, encode, steps
+from vllm_dflash.tools.completions import (
+    complete,
+    counts,
+    decode,
+    encode,
+    make_requests,
+    steps,
+)
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.verify.gate import drafting_between
@@ -33,9 +40,8 @@ ANSWER = "\n\n"
 """Between a question and its answer."""
 PROMPT_SHOWN = 160
 """Characters of a prompt's end to show, and to use if the text is only continued."""
-NAMES = {"plain": "plain decoding", "ours": "vllm-dflash"}
-"""Names for newcomers, by kind of side."""
-STYLES = {"plain": "dim", "native": "blue", "ours": "green"}
+NAMES = {PLAIN: ("plain decoding", "dim"), OURS: ("vllm-dflash", "green")}
+"""Names for newcomers, and styles, by side."""
 
 
 class Step(NamedTuple):
@@ -61,7 +67,6 @@ class Written:
 class Demonstration:
     """All results of a demonstration."""
 
-    sides: list[Side]
     dtype: str = ""
     levels: dict[int, dict[str, Written]] = field(
         default_factory=lambda: {one: {} for one in TEXTS}
@@ -98,7 +103,7 @@ def demonstrate(
         ValueError: an engine refused its arguments.
         EngineDied: an engine died.
     """
-    found = Demonstration(sides)
+    found = Demonstration()
     template: dict[str, Any] | None = None
     # Ours first: only it checks that the pair fits.
     for number, side in enumerate(sorted(sides, key=lambda side: side.name != OURS), 1):
@@ -112,34 +117,24 @@ def demonstrate(
             encoded = encode(server, prompts[: max(sum(TEXTS.values(), ()))], template)
             if side.name == OURS:
                 for prompt, one in zip(prompts[:SHOWN], encoded, strict=False):
-                    shown = write_by_step(server, one, tokens, {*facts["stop_tokens"]})
+                    shown = write_by_step(server, one, tokens)
                     show(prompt + ANSWER * (template is not None), shown)
             passes = [(count, encoded[:texts]) for count in TEXTS for texts in TEXTS[count]]
             total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
                 for count, texts in passes:
-                    found.levels[count][side.name] = _write_all(server, texts, tokens, count)
+                    requests = make_requests(texts, tokens, count, facts)
+                    before, began = counts(server), time.perf_counter()
+                    written = [one.tokens for one in complete(server, requests, count)]
+                    rate = sum(map(len, written)) / (time.perf_counter() - began)
+                    _, length = drafting_between(before, counts(server))
+                    found.levels[count][side.name] = Written(written, rate, length)
                     done += len(texts)
                     tell(done)
     return found
 
 
-def _write_all(
-    server: Server, prompts: Sequence[list[int]], tokens: int, concurrency: int
-) -> Written:
-    before, began = counts(server), time.perf_counter()
-    texts = [
-        one.tokens
-        for one in complete(server, [Request(one, tokens) for one in prompts], concurrency)
-    ]
-    seconds = time.perf_counter() - began
-    _, length = drafting_between(before, counts(server))
-    return Written(texts, sum(map(len, texts)) / seconds, length)
-
-
-def write_by_step(
-    server: Server, prompt: Sequence[int], tokens: int, stop_tokens: AbstractSet[int]
-) -> Iterator[Step]:
+def write_by_step(server: Server, prompt: Sequence[int], tokens: int) -> Iterator[Step]:
     """Yield the steps of a text as they come.
 
     The last token of a step is the target's own (the bonus token); those before it are accepted
@@ -156,8 +151,10 @@ def write_by_step(
         shown = decode(server, written).rstrip(INCOMPLETE) if new else shown
         return shown[before:]
 
-    for *drafts, last in steps(server, Request(prompt, tokens + MOST_IN_A_STEP)):
-        yield Step(show(drafts), "" if last in stop_tokens else show([last]), len(drafts) + 1)
+    (request,) = make_requests([prompt], tokens + MOST_IN_A_STEP, 1, server.facts)
+    for *drafts, last in steps(server, request):
+        is_end = last in server.facts["stop_tokens"]
+        yield Step(show(drafts), "" if is_end else show([last]), len(drafts) + 1)
         if len(written) >= tokens:
             return
 
@@ -165,40 +162,30 @@ def write_by_step(
 def show_text(prompt: str, text: Iterable[Step], console: Console) -> None:
     """Print the text that follows a prompt as it comes, marking accepted drafts."""
     colours = bool(console.color_system) and not console.no_color
-    accepted = Text("accepted drafts" if colours else "«accepted drafts»", ACCEPTED)
-    own = Text("the target's own tokens", OWN)
+    mark = "{}" if colours else "«{}»"
+    accepted, own = (
+        Text(mark.format("accepted drafts"), ACCEPTED),
+        Text("the target's own tokens", OWN),
+    )
     line = Text("─" * 72, "dim")
-    _print(console, Text.assemble("\nWho wrote what: ", accepted, ", ", own), line)
-    _write(console, prompt[-PROMPT_SHOWN:], "dim")
+    console.print(Text.assemble("\nWho wrote what: ", accepted, ", ", own), line, sep="\n")
+    # The terminal wraps lines.
+    write = partial(console.print, end="", soft_wrap=True)
+    write(Text(prompt[-PROMPT_SHOWN:], "dim"))
     count = tokens = 0
     for step in text:
-        words = step.drafted
-        _write(console, words if colours or not words else f"«{words}»", ACCEPTED)
-        _write(console, step.own, OWN)
+        write(Text(mark.format(step.drafted) if step.drafted else "", ACCEPTED))
+        write(Text(step.own, OWN))
         count, tokens = count + 1, tokens + step.length
     about = (
         f"{tokens} tokens in {count} steps of the target:"
         f" {tokens - count} were drafted, and accepted by it"
     )
-    _print(console, "", Text(about, "italic"), line)
-
-
-def _write(console: Console, text: str, style: str) -> None:
-    """Print `text` where the last text ended; the terminal wraps lines."""
-    console.print(Text(text, style), end="", soft_wrap=True)
+    console.print("", Text(about, "italic"), line, sep="\n")
 
 
 def show_speeds(found: Demonstration, console: Console) -> None:
     """Print how fast each side was, and how many texts were identical."""
-    _print(console, _speeds(found), *_notes(found))
-
-
-def _print(console: Console, *parts: RenderableType) -> None:
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
-
-
-def _speeds(found: Demonstration) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("tokens/s")
@@ -206,32 +193,29 @@ def _speeds(found: Demonstration) -> Table:
         table.add_column(head, justify="right")
     for count, level in found.levels.items():
         table.add_row(f"\n{count} request{'s'[: count > 1]} at a time", style="bold")
-        plain = level[PLAIN].tokens_per_second
+        plain = level[PLAIN]
         fastest = max(written.tokens_per_second for written in level.values())
-        for side in found.sides:
-            written = level[side.name]
+        for side, (name, style) in NAMES.items():
+            written = level[side]
             rate, length = written.tokens_per_second, written.acceptance_length
-            same = sum(map(eq, written.texts, level[PLAIN].texts))
-            name = NAMES.get(side.kind, f"vLLM's DFlash, {side.draft_length}")
+            same = sum(map(eq, written.texts, plain.texts))
             table.add_row(
                 Text(f"  {name}"),
                 Text("█" * max(1, round(BAR * rate / fastest))),
                 f"{rate:.1f}",
-                "" if side.name == PLAIN else f"{rate / plain:.2f}x",
+                "" if side == PLAIN else f"{rate / plain.tokens_per_second:.2f}x",
                 "" if length is None else f"{length:.2f}",
-                "" if side.name == PLAIN else f"{same} of {len(written.texts)}",
-                style=STYLES[side.kind],
+                "" if side == PLAIN else f"{same} of {len(written.texts)}",
+                style=style,
             )
-    return table
-
-
-def _notes(found: Demonstration) -> Iterator[str]:
-    yield (
+    console.print(table)
+    notes = (
         f"\n{found.dtype}, greedy. Acceptance length: tokens that a request gets from a"
         "\nstep of the target that verifies drafts, the target's own token included."
     )
     if not found.all_identical and found.dtype != "float32":
-        yield (
-            f"Texts differ where rounding to {found.dtype} decides between two likely tokens:\n"
-            "`vllm-dflash verify` judges each such place. In float32 there are none."
+        notes += (
+            f"\nTexts differ where rounding to {found.dtype} decides between two likely tokens:"
+            "\n`vllm-dflash verify` judges each such place. In float32 there are none."
         )
+    console.print(notes, soft_wrap=True, highlight=False, markup=False)

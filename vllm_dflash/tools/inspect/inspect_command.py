@@ -9,7 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from typing import Any
 
-from vllm_dflash.tools.arguments import add_pair, positive
+from vllm_dflash.tools.arguments import NUMBER, add_command, add_pair
 from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.inspect.inspection import (
     DOES_NOT_FIT,
@@ -20,8 +20,8 @@ from vllm_dflash.tools.inspect.inspection import (
 )
 
 ENGINE: dict[str, dict[str, Any]] = {
-    "tensor_parallel_size": {"type": positive, "metavar": "N", "help": "number of ranks"},
-    "max_model_len": {"type": positive, "metavar": "N", "help": "maximum tokens per request"},
+    "tensor_parallel_size": NUMBER | {"help": "number of ranks"},
+    "max_model_len": NUMBER | {"help": "maximum tokens per request"},
     "dtype": {"help": "dtype of the weights: auto, bfloat16, float16 or float32"},
     "kv_cache_dtype": {"help": "dtype of the KV cache, such as auto or fp8"},
     "draft_kv_cache_dtype": {"help": "dtype of the drafter's KV cache (default: the same)"},
@@ -29,33 +29,28 @@ ENGINE: dict[str, dict[str, Any]] = {
     "trust_remote_code": {"action": "store_true", "help": "allow the target's own code"},
 }
 """vLLM's options that this command takes, and their arguments for argparse."""
+ABOUT = """Show what a drafter is, whether it fits a target, and how much memory the pair needs.
+Reads configs and the headers of safetensors files. Loads no weights and needs no GPU."""
+EPILOG = f"""exit code: {FITS} fits, {DOES_NOT_FIT} does not fit, {UNREADABLE} could not be read
+
+examples:
+  vllm-dflash inspect models/demo/drafter --target models/demo/target
+  vllm-dflash inspect models/demo/drafter --target models/demo/target \\
+      --max-model-len 2048 --json
+  vllm-dflash inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B"""
 
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
-    parser = commands.add_parser(
-        "inspect",
-        help="show a drafter, whether it fits a target, and the memory that the pair needs",
-        description="Show what a drafter is, whether it fits a target, and how much memory the pair"
-        " needs.\nReads configs and the headers of safetensors files. Loads no weights and needs"
-        " no GPU.",
-        epilog=f"exit code: {FITS} fits, {DOES_NOT_FIT} does not fit, {UNREADABLE} could not be"
-        " read\n\n"
-        "examples:\n"
-        "  vllm-dflash inspect models/demo/drafter --target models/demo/target\n"
-        "  vllm-dflash inspect models/demo/drafter --target models/demo/target \\\n"
-        "      --max-model-len 2048 --json\n"
-        "  vllm-dflash inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "show a drafter, whether it fits a target, and the memory that the pair needs"
+    texts = {"help": about, "description": ABOUT, "epilog": EPILOG}
+    parser = add_command(commands, "inspect", run_inspect, **texts)
     add_pair(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print only a JSON object (see docs/inspect.md)"
-    )
+    about = "print only a JSON object (see docs/inspect.md)"
+    parser.add_argument("--json", action="store_true", help=about)
     engine = parser.add_argument_group("engine settings that affect the result")
     for name, option in ENGINE.items():
         engine.add_argument(f"--{name.replace('_', '-')}", **option)
-    parser.set_defaults(run=run_inspect)
 
 
 def run_inspect(parsed: argparse.Namespace) -> int:

@@ -107,21 +107,31 @@ class Inspection:
         return {"schema": SCHEMA, **status, **asdict(self), "drafter": drafter}
 
 
-# --- for people -------------------------------------------------------------------------------
-
-
 def make_tables(found: Inspection) -> list[Table]:
     """Make the tables of all that is known."""
-    named: list[tuple[str, Rows]] = []
+    named: dict[str, Rows] = {}
     if found.drafter is not None:
-        named.append(("Drafter", _drafter(found.drafter, found.tensors)))
-    if found.target is not None:
-        named.append(("Target", _target(found.target)))
+        named["Drafter"] = _drafter(found.drafter, found.tensors)
+    if (target := found.target) is not None:
+        named["Target"] = [
+            ("model", f"{target.model} ({target.architecture})"),
+            ("layers", f"{target.num_layers}, hidden size {target.hidden_size}"),
+            ("vocabulary", f"{target.vocab_size} tokens"),
+            ("runs in", f"{target.dtype}, up to {target.max_model_len} tokens a request"),
+        ]
     if (memory := found.memory) is not None:
-        size = memory.tensor_parallel_size
-        ranks = f" on each of {size} ranks" if size > 1 else ""
-        named.append((f"Memory{ranks} (platform {memory.platform})", _memory(memory)))
-    return [Table(title, (), rows, words=(0, 1)) for title, rows in named]
+        rows: Rows = []
+        ranks = ""
+        if (size := memory.tensor_parallel_size) > 1:
+            ranks = f" on each of {size} ranks"
+            is_split = memory.drafter_tensor_parallel_size > 1
+            whole = "whole on every rank: they do not divide"
+            rows.append(("drafter's layers", "split over the ranks" if is_split else whole))
+        rows.append(("drafter's weights", _size(memory.drafter_weights)))
+        if memory.drafter_cache_per_token is not None:
+            rows.append(("drafter's K/V per token", _size(memory.drafter_cache_per_token)))
+        named[f"Memory{ranks} (platform {memory.platform})"] = rows
+    return [Table(title, (), rows, words=(0, 1)) for title, rows in named.items()]
 
 
 def make_notes(found: Inspection) -> list[str]:
@@ -179,27 +189,6 @@ def layer_ranges(spec: DrafterSpec) -> Rows:
         ranges.append((f"layers {numbers}", f"{reach}, {block} inside the block"))
         first = last + 1
     return ranges
-
-
-def _target(facts: TargetFacts) -> Rows:
-    return [
-        ("model", f"{facts.model} ({facts.architecture})"),
-        ("layers", f"{facts.num_layers}, hidden size {facts.hidden_size}"),
-        ("vocabulary", f"{facts.vocab_size} tokens"),
-        ("runs in", f"{facts.dtype}, up to {facts.max_model_len} tokens a request"),
-    ]
-
-
-def _memory(facts: MemoryFacts) -> Rows:
-    rows: Rows = []
-    if facts.tensor_parallel_size > 1:
-        is_split = facts.drafter_tensor_parallel_size > 1
-        layers = "split over the ranks" if is_split else "whole on every rank: they do not divide"
-        rows.append(("drafter's layers", layers))
-    rows.append(("drafter's weights", _size(facts.drafter_weights)))
-    if facts.drafter_cache_per_token is not None:
-        rows.append(("drafter's K/V per token", _size(facts.drafter_cache_per_token)))
-    return rows
 
 
 def _size(num_bytes: int) -> str:

@@ -90,13 +90,8 @@ def loaded_weights(
 
     Includes a second copy of all layers' K and V projections, stacked for the context; excludes the
     target's embedding and head. The drafter's own embedding and head are split over all ranks, and
-    its layers if they divide. Quantised tensors keep their size in the file.
-
-    Args:
-        spec: the drafter's spec.
-        found: tensors of its checkpoint; empty if unknown.
-        itemsize: bytes per number of tensors that are not quantised.
-        tp_size: ranks of the target.
+    its layers if they divide. Quantised tensors keep their size in the file; others have `itemsize`
+    bytes per number. `found`: tensors of the checkpoint, empty if unknown.
     """
     ranks = drafter_ranks(spec, tp_size)
     kv_heads = max(1, spec.num_kv_heads // ranks)

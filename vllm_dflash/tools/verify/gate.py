@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice, pairwise
 
-from vllm_dflash.tools.completions import Request, complete, counts, decode, encode
+from vllm_dflash.tools.completions import complete, counts, decode, encode, make_requests
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.server_process import Facts
@@ -44,14 +44,10 @@ def verify(
     settings: GateSettings | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Compare greedy texts of DFlash and plain decoding, token by token.
+    """Compare greedy texts of DFlash and plain decoding after these prompts, token by token.
 
-    Args:
-        prompts: texts to continue.
-        start_dflash: starts the server to verify.
-        start_plain: starts the same one without a speculative config, after the other has ended.
-        settings: how to verify (default: `GateSettings()`).
-        progress: for reporting progress (default: silent).
+    `start_plain` starts the same server as `start_dflash`, which has ended then, without a
+    speculative config.
 
     Raises:
         ValueError: a prompt or concurrency does not fit the engines, an engine refused its
@@ -59,59 +55,41 @@ def verify(
         EngineDied: an engine died.
     """
     settings, progress = settings or GateSettings(), progress or Progress()
+    most = max(settings.concurrency)
+
+    def write(server: Server, concurrency: int, name: str) -> list[Tokens]:
+        with progress.stage(name, len(requests), "texts") as on_finished:
+            finished = complete(server, requests, concurrency, on_finished)
+        return [tuple(one.tokens) for one in finished]
+
     with start_dflash() as dflash:
         with progress.stage("starting DFlash's engine"):
             facts = dflash.wait()
-        requests = make_requests(encode(dflash, prompts), settings, facts)
+        requests = make_requests(encode(dflash, prompts), settings.tokens, most, facts)
         written, drafted = [], [counts(dflash)]
         for concurrency in settings.concurrency:
-            name = f"DFlash, concurrency {concurrency}"
-            written.append(_write(dflash, requests, concurrency, name, progress))
+            written.append(write(dflash, concurrency, f"DFlash, concurrency {concurrency}"))
             drafted.append(counts(dflash))
-    tie = settings.tie
-    if tie is None:
-        tie = 0.0 if facts["dtype"] == EXACT else TIE
     with start_plain() as plain:
         with progress.stage("starting plain decoding's engine"):
             check_engines(facts, plain.wait())
-        found = _judge(plain, requests, written, facts, settings, tie, progress)
-    levels = [
-        Level.of(concurrency, *drafting_between(*between), texts)
-        for concurrency, between, texts in zip(
-            settings.concurrency, pairwise(drafted), found, strict=True
-        )
-    ]
-    about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
-    about |= {"drafter": facts["drafter"], "versions": facts["versions"]}
-    return Verification(about, tie, tuple(levels))
-
-
-def _judge(
-    plain: Server,
-    requests: Sequence[Request],
-    written: Sequence[Sequence[Tokens]],
-    facts: Facts,
-    settings: GateSettings,
-    tie: float,
-    progress: Progress,
-) -> list[list[tuple[Finding, ...]]]:
-    """Return the findings about each text that was `written`, at each concurrency."""
-    most = max(settings.concurrency)
-    reference = _write(plain, requests, most, "plain decoding", progress)
-    texts = [
-        Text(tuple(request.tokens), theirs, ours, request.max_tokens)
-        for level in written
-        for request, theirs, ours in zip(requests, reference, level, strict=True)
-    ]
-    ask = partial(complete, plain, concurrency=most)
-    with progress.stage("comparing", len(texts), "texts") as on_settled:
-        found = iter(compare_all(texts, {*facts["stop_tokens"]}, ask, on_settled))
-    word = cache(partial(_word, plain))
-    return [
-        [
-            tuple(
+        reference = write(plain, most, "plain decoding")
+        texts = [
+            Text(tuple(request.tokens), theirs, ours, request.max_tokens)
+            for level in written
+            for request, theirs, ours in zip(requests, reference, level, strict=True)
+        ]
+        ask = partial(complete, plain, concurrency=most)
+        with progress.stage("comparing", len(texts), "texts") as on_settled:
+            compared = compare_all(texts, {*facts["stop_tokens"]}, ask, on_settled)
+        word = cache(lambda token: None if token is None else decode(plain, [token]))
+        tie = settings.tie
+        if tie is None:
+            tie = 0.0 if facts["dtype"] == EXACT else TIE
+        found = [
+            [
                 Finding(
-                    prompt=prompt,
+                    prompt=number % len(prompts),
                     position=one.position,
                     dflash=word(one.dflash),
                     plain=word(one.plain),
@@ -119,11 +97,17 @@ def _judge(
                     is_tie=one.is_tie(tie),
                 )
                 for one in divergences
-            )
-            for prompt, divergences in enumerate(islice(found, len(requests)))
+            ]
+            for number, divergences in enumerate(compared)
         ]
-        for _ in written
+    rest = iter(found)
+    levels = [
+        Level.of(concurrency, *drafting_between(*between), [*islice(rest, len(prompts))])
+        for concurrency, between in zip(settings.concurrency, pairwise(drafted), strict=True)
     ]
+    about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
+    about |= {"drafter": facts["drafter"], "versions": facts["versions"]}
+    return Verification(about, tie, tuple(levels))
 
 
 def check_engines(dflash: Facts, plain: Facts) -> None:
@@ -141,32 +125,6 @@ def check_engines(dflash: Facts, plain: Facts) -> None:
         )
 
 
-def make_requests(
-    prompts: Sequence[Sequence[int]], settings: GateSettings, facts: Facts
-) -> list[Request]:
-    """Make a request per prompt, for `settings.tokens` tokens or up to the engine's limit.
-
-    Raises:
-        ValueError: the concurrency exceeds the engine's, or a prompt is empty or leaves no room.
-    """
-    if (most := max(settings.concurrency)) > (taken := facts["max_num_seqs"]):
-        raise ValueError(
-            f"concurrency {most} is more than the {taken} requests the engine takes"
-            " at a time: raise its --max-num-seqs, or lower --concurrency."
-        )
-    requests, max_model_len = [], facts["max_model_len"]
-    for number, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"prompt {number} is empty.")
-        if len(prompt) >= max_model_len:
-            raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens, which leaves no room for new ones in"
-                f" {max_model_len}: leave it out, or raise the engine's --max-model-len."
-            )
-        requests.append(Request(prompt, min(settings.tokens, max_model_len - len(prompt))))
-    return requests
-
-
 def drafting_between(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> tuple[int, float | None]:
@@ -179,19 +137,3 @@ def drafting_between(
         for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     return int(verified), 1 + accepted / steps if steps else None
-
-
-def _write(
-    server: Server,
-    requests: Sequence[Request],
-    concurrency: int,
-    name: str,
-    progress: Progress,
-) -> list[Tokens]:
-    with progress.stage(name, len(requests), "texts") as on_finished:
-        finished = complete(server, requests, concurrency, on_finished)
-    return [tuple(one.tokens) for one in finished]
-
-
-def _word(server: Server, token: int | None) -> str | None:
-    return None if token is None else decode(server, [token])

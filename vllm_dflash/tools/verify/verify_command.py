@@ -8,16 +8,22 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from vllm_dflash.config.speculative_settings import asks_for_dflash
-from vllm_dflash.tools.arguments import add_number, add_prompts, json_object, not_negative, positive
+from vllm_dflash.tools.arguments import (
+    NUMBER,
+    NUMBERS,
+    add_command,
+    add_prompts,
+    json_object,
+    not_negative,
+)
 from vllm_dflash.tools.console import print_report
-from vllm_dflash.tools.default_dtype import choose_dtype
+from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
 from vllm_dflash.tools.server import Server, temporary_logs
@@ -36,72 +42,45 @@ WITH_TIES = (
 )
 
 
+EPILOG = """Flags after -- are passed to both engines, as for `vllm serve`.
+
+examples:
+  vllm-dflash verify --target models/demo/target \\
+      --speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'
+  vllm-dflash verify --target Qwen/Qwen3-8B --prompts prompts.jsonl --out result.json \\
+      --speculative-config '{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}' \\
+      -- --max-model-len 8192 --gpu-memory-utilization 0.8
+
+exit code: 0 lossless, 1 regression, 2 could not run (or nothing was drafted),
+130 or 143 interrupted"""
+ABOUT = """Generate the same texts with DFlash and with plain decoding, greedily, and compare them,
+token by token. Where they differ, plain decoding's log-probabilities show whether rounding explains
+it (a tie) or not (a regression); the comparison continues from DFlash's tokens."""
+
+
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
-    parser = commands.add_parser(
-        "verify",
-        help="check that DFlash writes what plain decoding writes, token by token",
-        description="Generate the same texts with DFlash and with plain decoding, greedily, and"
-        " compare token by token.\nWhere they differ, plain decoding's log-probabilities show"
-        " whether rounding explains it (a tie)\nor not (a regression); the comparison continues"
-        " from DFlash's tokens.",
-        epilog="Flags after -- are passed to both engines, as for `vllm serve`.\n\n"
-        "examples:\n"
-        "  vllm-dflash verify --target models/demo/target \\\n"
-        '      --speculative-config \'{"method": "dflash", "model": "models/demo/drafter"}\'\n'
-        "  vllm-dflash verify --target Qwen/Qwen3-8B --prompts prompts.jsonl --out result.json \\\n"
-        '      --speculative-config \'{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16"}\''
-        " \\\n"
-        "      -- --max-model-len 8192 --gpu-memory-utilization 0.8\n\n"
-        "exit code: 0 lossless, 1 regression, 2 could not run (or nothing was drafted),"
-        " 130 or 143 interrupted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    about = "path or Hugging Face name of the target"
-    parser.add_argument("--target", required=True, help=about)
-    parser.add_argument(
-        "--speculative-config",
-        required=True,
-        type=json_object,
-        metavar="JSON",
-        help="as for `vllm serve`",
-    )
-    held_out = "held_out.jsonl next to the target's folder, if there is one"
-    add_prompts(parser, f"{held_out}, and 16 built-in ones")
-    parser.add_argument(
-        "--concurrency",
-        type=positive,
-        nargs="+",
-        default=[1, 8, 32],
-        metavar="N",
-        help="requests in flight with DFlash; all texts are written at each (default: 1 8 32)",
-    )
-    add_number(parser, "--tokens", 128, "maximum new tokens per text")
-    parser.add_argument(
-        "--tie",
-        type=not_negative,
-        metavar="NAT",
-        help="largest difference between the log-probabilities of plain decoding's and DFlash's"
-        " token that counts as rounding (default: 0.20; 0 in float32)",
-    )
+    about = "check that DFlash writes what plain decoding writes, token by token"
+    texts = {"help": about, "description": ABOUT, "epilog": EPILOG}
+    parser = add_command(commands, "verify", run_verify, **texts)
+    add = parser.add_argument
+    add("--target", required=True, help="path or Hugging Face name of the target")
+    about = "as for `vllm serve`"
+    add("--speculative-config", required=True, type=json_object, metavar="JSON", help=about)
+    beside = "held_out.jsonl next to the target's folder, if there is one"
+    add_prompts(parser, f"{beside}, and 16 built-in ones")
+    about = "requests in flight with DFlash; all texts are written at each (default: 1 8 32)"
+    add("--concurrency", **NUMBERS, default=[1, 8, 32], help=about)
+    about = "maximum new tokens per text (default: %(default)s)"
+    add("--tokens", **NUMBER, default=128, help=about)
+    about = "largest difference between the log-probabilities of plain decoding's and DFlash's"
+    about += " token that counts as rounding (default: 0.20; 0 in float32)"
+    add("--tie", type=not_negative, metavar="NAT", help=about)
     about = "dtype of both engines (default: the model's, or float32 on CPUs without bfloat16)"
-    parser.add_argument("--dtype", help=about)
-    parser.add_argument(
-        "--json", action="store_true", help="print the result as JSON instead of a table"
-    )
+    add("--dtype", help=about)
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
     about = "also write the result as JSON to this file"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=about)
-    parser.add_argument(
-        "--logs",
-        type=Path,
-        metavar="FOLDER",
-        help="folder to keep the engines' logs in (default: keep only those of an engine that"
-        " dies)",
-    )
-    parser.add_argument(
-        "flags", nargs="*", metavar="-- FLAGS", help="flags of `vllm serve`, for both engines"
-    )
-    parser.set_defaults(run=run_verify)
+    add("--out", type=Path, metavar="FILE", help=about)
 
 
 def run_verify(parsed: argparse.Namespace) -> int:
@@ -113,10 +92,8 @@ def run_verify(parsed: argparse.Namespace) -> int:
         parsed.speculative_config,
         prompts,
         GateSettings(tuple(dict.fromkeys(parsed.concurrency)), parsed.tokens, parsed.tie),
-        **choose_dtype(parsed.dtype, progress, parsed.target, parsed.flags),
-        flags=tuple(parsed.flags),
-        logs=parsed.logs,
-        progress=progress,
+        with_dtype(parsed.dtype, progress, parsed.target, parsed.flags),
+        progress,
     )
     result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
     written = json.dumps(result.to_dict(), indent=1)
@@ -136,26 +113,21 @@ def verify_pair(
     speculative_config: dict[str, Any],
     prompts: list[str],
     settings: GateSettings | None = None,
-    *,
-    dtype: str | None = None,
-    flags: tuple[str, ...] = (),
-    logs: Path | None = None,
+    flags: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verification:
     """Run `verify` on two servers. Raises as `verify` does.
 
-    `flags`: of `vllm serve`, for both. `logs`: folder for the servers' logs; None: keep only those
-    of an engine that died.
+    `flags`: of `vllm serve`, for both. Their logs are kept if an engine dies.
     """
     if not speculative_config:
         raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
-    common = flags if dtype is None else (*flags, "--dtype", dtype)
     ours = required(speculative_config)
-    with nullcontext(logs) if logs else temporary_logs("vllm-dflash-verify-") as folder:
+    with temporary_logs("vllm-dflash-verify-") as folder:
         result = verify(
             prompts,
-            partial(Server, folder / "dflash.log", target, common, speculative_config=ours),
-            partial(plain_server, folder / "plain.log", target, common),
+            partial(Server, folder / "dflash.log", target, flags, speculative_config=ours),
+            partial(plain_server, folder / "plain.log", target, flags),
             settings,
             progress,
         )

@@ -1,4 +1,4 @@
-"""The figure of a report."""
+"""The figure of a benchmark's results."""
 
 from __future__ import annotations
 
