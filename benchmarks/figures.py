@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from speed_plot import plot_panels
 
 from vllm_dflash.tools.bench.bench_result import Results, throughput_table
+from vllm_dflash.tools.bench.plot import plot_panels
 from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
 
 ROOT = Path(__file__).parents[1]

@@ -76,7 +76,7 @@ def lacking(machine: Mapping[str, str]) -> str | None:
     absent += [] if version_of("vllm-dflash") else ["vllm-dflash installed"]
     if not absent:
         return None
-    where = 'on a machine with a GPU: pip install ".[cuda,bench]" pytest hypothesis matplotlib'
+    where = 'on a machine with a GPU: pip install ".[cuda,bench]" pytest hypothesis'
     return f"make gpu needs {', '.join(absent)} ({where}), or ARGS=--dry-run"
 
 

@@ -86,7 +86,7 @@ def write_report(
         sections += [table.markdown() for table in load_tables(results, load, is_real)]
     (docs / "gpu.png").unlink(missing_ok=True)
     if panels and version_of("matplotlib"):
-        from speed_plot import plot_panels
+        from vllm_dflash.tools.bench.plot import plot_panels
 
         plot_panels(panels, docs / "gpu.png")
         sections.append("![tokens/s relative to plain decoding](gpu.png)\n")

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
 
 from support import DEMO
 from vllm_dflash.tools import cli

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
 
 from support import DEMO
 from vllm_dflash.tools.bench.bench_runs import Cell, measure, read_early

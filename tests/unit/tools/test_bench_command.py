@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from vllm.platforms import current_platform
 
-pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
 
 from support import DEMO
 from vllm_dflash.tools import cli
@@ -71,7 +71,7 @@ def test_a_missing_library_is_named_first(
     monkeypatch.setattr(bench_command, "find_spec", lambda name: None)
     assert bench(tmp_path, *arguments) == COULD_NOT_RUN
     said = capsys.readouterr().err
-    assert "pandas is missing: pip install 'vllm-dflash[bench]'" in said
+    assert "pandas, matplotlib missing: pip install 'vllm-dflash[bench]'" in said
 
 
 def test_an_interrupted_bench_says_what_it_has(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
 
 from vllm_dflash.tools.bench import bench_runs, sides
 from vllm_dflash.tools.bench.bench_command import run_and_report
@@ -144,17 +144,24 @@ def test_what_vllms_own_would_run_under_our_name_ends_in_one_line(
     assert [name for event, name in servers.events if event == "leave"] == ["ours"]
 
 
+def test_a_plot_is_drawn(tmp_path: Path, asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_and_report(comparison(tmp_path)) == 0
+    assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
+    assert f"Written: result.json, result.png in {tmp_path}, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("result.json", 1), ("result.png", 3)])
 def test_results_that_cannot_be_written_are_still_printed(
-    tmp_path: Path, asked: Asked, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, asked: Asked, capsys: pytest.CaptureFixture[str], name: str, rounds: int
 ) -> None:
-    (tmp_path / "result.json").mkdir()  # fails as a full disk does
+    (tmp_path / name).mkdir()  # fails as a full disk does
     run = partial(run_and_report, comparison(tmp_path))
     assert run_command("vllm-dflash bench", run) == COULD_NOT_RUN
     printed = capsys.readouterr()
     assert "texts: tokens/s, median of rounds" in printed.out
-    assert "1 of 3 rounds are complete." in printed.out
+    assert f"{rounds} of 3 rounds are complete." in printed.out
     assert "Written" not in printed.out
-    assert "result.json" in printed.err
+    assert name in printed.err
     assert "Traceback" not in printed.err
 
 

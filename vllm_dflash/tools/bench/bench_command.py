@@ -20,13 +20,14 @@ from vllm_dflash.tools.arguments import (
     share,
     whole,
 )
-from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS
+from vllm_dflash.tools.bench.sides import BLOCKS, LOOK_UPS, OURS, PLAIN
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, print_report
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.server import flag_names
 from vllm_dflash.vllms_own import OWN_KEYS
 
 if TYPE_CHECKING:
+    from vllm_dflash.tools.bench.bench_result import Results
     from vllm_dflash.tools.bench.bench_runs import Comparison
 
 FULL: dict[str, Any] = {
@@ -138,7 +139,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     about = "tokens of each request before these steps (default: 128 1024)"
     add("--context", **NUMBERS, help=about)
 
-    about = "folder for result.json, raw results and logs"
+    about = "folder for result.json, result.png, raw results and logs"
     about += " (default: %(default)s)"
     parser.add_argument("--out", type=Path, default=Path("out/bench"), metavar="FOLDER", help=about)
 
@@ -175,8 +176,8 @@ def settle(parsed: argparse.Namespace) -> None:
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
     settle(parsed)
-    if find_spec("pandas") is None:  # vLLM's client needs it
-        raise ValueError("pandas is missing: pip install 'vllm-dflash[bench]'")
+    if missing := [name for name in ("pandas", "matplotlib") if find_spec(name) is None]:
+        raise ValueError(f"{', '.join(missing)} missing: pip install 'vllm-dflash[bench]'")
     from vllm_dflash.tools.bench.bench_setup import compare_sides
     from vllm_dflash.tools.bench.break_even import compare_steps
 
@@ -185,12 +186,24 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 
 def run_and_report(comparison: Comparison) -> int:
-    """Run a comparison and print its tables, also if it is interrupted. Returns the exit code."""
-    record = comparison.record
+    """Run a comparison, print its tables and draw its plot, also if it is interrupted. Returns the
+    exit code."""
+    record, out, files = comparison.record, comparison.out, ["result.json"]
     try:
         comparison.run()
     finally:
         if record.rounds_complete:
             print_report(record.tables, record.notes)
-    print(f"Written: {comparison.out / 'result.json'}, and vLLM's own results in raw")
+            files += _plot(record.results, out)
+    print(f"Written: {', '.join(files)} in {out}, and vLLM's own results in raw")
     return 0
+
+
+def _plot(results: Results, out: Path) -> list[str]:
+    """Draw ours beside plain decoding, if both were measured. Returns the file's name."""
+    if not {OURS, PLAIN} <= {side.name for side in results.sides}:
+        return []
+    from vllm_dflash.tools.bench.plot import plot_panels
+
+    plot_panels([(results, load) for load in results.loads], out / "result.png")
+    return ["result.png"]
