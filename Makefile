@@ -89,10 +89,9 @@ test-rest:
 	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --emulated $(PYTEST_ARGS)
 
 # Takes longer than the limit for a test that hangs. Failures say how to reproduce them.
-fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 fuzz: setup
-	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
-	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
+	$(ONE_THREAD) scripts/run.sh pytest tests/unit -m hypothesis --hypothesis-profile=fuzz --timeout=0 \
+	    --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 # Sources come from pip's index. They are parsed, never run. ARGS=--record writes vllm_dflash/seams.
 seams: setup

@@ -7,7 +7,7 @@ with vLLM's own list, so a new field of vLLM fails the test until it is handled 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from vllm.sampling_params import (
     StructuredOutputsParams,
 )
 
-from support.engines import TARGET, USES_V2, held_out_prompts
+from support.engines import TARGET, USES_V2, held_out_prompts, scheduler_of
 
 TOKENS = 8 if USES_V2 else 20
 """Tokens of an answer. Triton's interpreter takes ten times as long."""
@@ -179,7 +179,7 @@ def each_alone() -> Mixture:
 
 
 def mixture(number: int) -> Mixture:
-    """Return 2 to 8 requests with 0 to 4 features each, which arrive one by one."""
+    """Return 2 to 8 requests with 0 to 4 features each, which arrive one by one; some hang up."""
     dice = random.Random(number)
     requests = []
     for _ in range(dice.randrange(2, 9)):
@@ -200,7 +200,11 @@ def mixture(number: int) -> Mixture:
             except VLLMValidationError:  # fields that vLLM does not accept together
                 continue
             break
-    return Mixture(requests, dice.randrange(2, 12) if dice.random() < 0.3 else None)
+    reset = dice.randrange(2, 12) if dice.random() < 0.3 else None
+    for row, one in enumerate(requests):
+        if dice.random() < 0.2:
+            requests[row] = one._replace(hangs_up=one.arrival + dice.randrange(1, 8))
+    return Mixture(requests, reset)
 
 
 def answer_alone(llm: LLM, one: Crossed) -> Answer:
@@ -209,8 +213,16 @@ def answer_alone(llm: LLM, one: Crossed) -> Answer:
     return answer
 
 
-def serve(llm: LLM, mix: Mixture, *, resets: bool, has_priorities: bool = False) -> list[Answer]:
-    """Return this engine's answers to a mixture; `resets`: reset the cache as the mixture says."""
+def serve(
+    llm: LLM,
+    mix: Mixture,
+    *,
+    resets: bool,
+    has_priorities: bool = False,
+    check: Callable[[], object] = lambda: None,
+) -> list[Answer]:
+    """Return this engine's answers to a mixture. `resets`: reset the cache as the mixture says;
+    `check`: is called after each step."""
     core, answers = llm.llm_engine, [Answer() for _ in mix.requests]
     waiting = {*range(len(mix.requests))}
     for step in range(4000):
@@ -229,6 +241,7 @@ def serve(llm: LLM, mix: Mixture, *, resets: bool, has_priorities: bool = False)
             return answers
         for output in core.step():
             _take(answers[int(output.request_id)], output, mix.requests)
+        check()
         if resets and step == mix.reset:
             core.reset_prefix_cache(reset_running_requests=True)
     raise AssertionError("not done after 4000 steps")
@@ -282,6 +295,26 @@ def difference(ours: Answer, plains: Answer, *, has_logprobs: bool = True) -> st
     if not are_near(ours.prompt_logprobs, plains.prompt_logprobs):
         return f"prompt logprobs {ours.prompt_logprobs} for {plains.prompt_logprobs}"
     return None
+
+
+def wrong_answers(
+    mix: Mixture, ours: list[Answer], plains: list[Answer], *, has_logprobs: bool = True
+) -> list[str]:
+    """Return what differs, of requests that have stayed to the end."""
+    return [
+        f"{one.about}: {why}"
+        for one, mine, theirs in zip(mix.requests, ours, plains, strict=True)
+        if one.hangs_up is None
+        and (why := difference(mine, theirs, has_logprobs=has_logprobs)) is not None
+    ]
+
+
+def check_order(llm: LLM) -> None:
+    """Check that no request is left, and none of its blocks."""
+    scheduler = scheduler_of(llm)
+    assert not scheduler.requests
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
 
 
 def are_near(ours: list[dict[int, float]] | None, plains: list[dict[int, float]] | None) -> bool:
