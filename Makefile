@@ -86,7 +86,8 @@ test-server:
 # What no lane of `make test` has.
 test-rest:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit -m slow $(LONG:%=--ignore=%) $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --emulated $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py tests/engine/test_null_blocks.py \
+	    --emulated $(PYTEST_ARGS)
 
 # Takes longer than the limit for a test that hangs. Failures say how to reproduce them.
 fuzz: setup

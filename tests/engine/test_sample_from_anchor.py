@@ -7,16 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from torch import float32
 
-from parity.check import engine_arguments, record_prompts
-from parity.compare_recordings import compare
-from parity.oracle import Oracle
-from parity.recorded_answers import RecordedAnswers
 from support import DEMO
 from support.engines import (
     DFLASH,
-    TARGET,
     USES_V2,
     as_the_reference,
     engine,
@@ -24,7 +18,6 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
-    slow_on_v2,
     token_ids,
 )
 
@@ -57,17 +50,3 @@ def test_texts_and_acceptance_are_the_references(
         assert token_ids(llm, PROMPTS, greedy(NEW_TOKENS)) == texts
         (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["drafted_steps"] > 0
-
-
-@slow_on_v2
-@pytest.mark.parametrize("name", [pytest.param("drafter", marks=pytest.mark.slow), "drafter2"])
-def test_every_draft_is_the_references(tmp_path: Path, name: str) -> None:
-    target, drafter = str(TARGET), str(declared(tmp_path, name))
-    with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
-        answers = RecordedAnswers(llm.llm_engine)
-        recordings = record_prompts(answers, PROMPTS[:2], 8 if USES_V2 else 24, tmp_path)
-    assert all(len(step.drafts) == len(step.input_ids) for one in recordings for step in one.steps)
-    assert max(len(step.drafts) for one in recordings for step in one.steps) == 8
-    report = compare(recordings, Oracle.load(target, drafter, float32))
-    assert report.is_equal
-    assert max(max(stage.alone, stage.end_to_end) for stage in report.stages) <= 1e-4

@@ -23,6 +23,7 @@ from support.engines import (
     proposer_of,
 )
 from support.planner_world import steady_costs
+from support.stepped_requests import Stepped
 from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan
@@ -100,17 +101,17 @@ def test_after_an_owner_that_ended_undrafted(
 def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: list[int]) -> None:
     drafts(llm, Never(7))
     rows = ContextRows(llm)
-    core = llm.llm_engine
-    params = greedy(200, ignore_eos=True)
-    core.add_request("owner", {"prompt_token_ids": prompt}, params)
-    for _ in range(4):
-        core.step()
+    stepped = Stepped(llm)
+    stepped.add("owner", prompt, greedy(200, ignore_eos=True))
+    stepped.until(4, "owner")
     drafts(llm, FixedLength(7))
     lengths = acceptance_by_request(llm)
-    core.add_request("guest", {"prompt_token_ids": prompt}, greedy(NEW_TOKENS, ignore_eos=True))
-    while core.has_unfinished_requests():
-        core.step()
+    stepped.add("guest", prompt, greedy(NEW_TOKENS, ignore_eos=True))
+
+    def check() -> None:
         assert not rows.missing()
+
+    stepped.finish(check)
     rows.stop()
     (guest,) = [steps for name, steps in lengths.items() if name.startswith("guest")]
     assert guest == expected

@@ -16,12 +16,10 @@ from smollm2_target import PACKAGES, ROOT, TARGET
 
 from support.chats import (
     Pair,
-    Verified,
     as_plain,
     cached,
     chat,
     essence,
-    scored,
     streamed,
     text,
     verified,
@@ -176,55 +174,3 @@ def test_json_by_schema(pair: Pair, form: str) -> None:
         assert call.function.name == "plan_trip"
         written = call.function.arguments
     assert Trip.model_validate_json(written or "")
-
-
-def test_a_seed_reproduces_a_text(pair: Pair) -> None:
-    """A text is the same alone, beside others, and as one of `n`, which take the next seeds."""
-    if not pair.drafts_always:
-        pytest.skip("lengths depend on measured times, and draws on lengths")
-
-    def story(seed: int, **more: Any) -> Verified:
-        asked = "Tell me a story."
-        return verified(pair.ours, asked, seed=seed, temperature=0.8, max_tokens=24, **more)
-
-    texts = [choice.message.content for choice in story(5, n=3).answer.choices]
-    assert len(set(texts)) == 3
-    with ThreadPoolExecutor(4) as pool:
-        other = pool.submit(chat, pair.ours, CODE, max_tokens=24)
-        beside = list(pool.map(story, (5, 6, 7)))
-        assert text(other.result()) == text(chat(pair.plain, CODE, max_tokens=24))
-    assert [text(one.answer) for one in beside] == texts
-    alone = story(6)
-    assert text(alone.answer) == texts[1]
-    assert alone.accepted > 0
-
-
-def test_several_answers_are_plains(pair: Pair) -> None:
-    """At a temperature near zero: vLLM refuses several greedy answers."""
-    one = as_plain(pair, CODE, n=3, temperature=1e-3, max_tokens=16)
-    assert {choice.message.content for choice in one.answer.choices} == {text(one.answer)}
-
-
-def test_logprobs_are_plains(pair: Pair) -> None:
-    """Also if a stop string cuts off the end of a block."""
-    for stop in (None, "return"):
-        asked: dict[str, Any] = {
-            "logprobs": True,
-            "top_logprobs": 4,
-            "max_tokens": 32,
-            "stop": stop,
-        }
-        plain, ours = pair.both(partial(verified, asked=CODE, **asked))
-        assert ours.accepted > 0 or not pair.drafts_always
-        assert essence(ours.answer) == essence(plain.answer)
-        pairs = list(zip(scored(ours.answer), scored(plain.answer), strict=True))
-        assert len(pairs) == ours.answer.usage.completion_tokens
-        for mine, theirs in pairs:
-            best = {one.token: one.logprob for one in theirs.top_logprobs}
-            assert {one.token: one.logprob for one in mine.top_logprobs} == pytest.approx(
-                best, abs=1e-3
-            )
-            assert (mine.token, mine.logprob) == (
-                theirs.token,
-                pytest.approx(theirs.logprob, abs=1e-3),
-            )

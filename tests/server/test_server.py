@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import httpx
 import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
-from support.servers import MODEL, VLLM, Server, serving
+from support.servers import MODEL, Server, serving
 from support.waiting import wait_until
 
 PROMPT = held_out_prompts(87)[-1]
@@ -40,37 +38,6 @@ def test_the_warning_of_our_scheduler_is_explained(server: Server) -> None:
     (custom,) = (n for n, line in enumerate(lines) if "Using custom scheduler class" in line)
     explained = "vLLM's warning of a custom scheduler class is expected"
     assert any(explained in line for line in lines[custom:])
-
-
-def test_completion_accepts_drafts(server: Server) -> None:
-    accepted = "vllm:spec_decode_num_accepted_tokens_total"
-    drafted = "vllm:spec_decode_num_draft_tokens_total"
-    prompts = itertools.cycle(held_out_prompts(40))
-
-    def some_are_accepted() -> bool:
-        assert server.complete(next(prompts))
-        return 0 < server.metric(accepted) < server.metric(drafted)
-
-    # A busy machine drafts only now and then.
-    wait_until(some_are_accepted, "drafts, and some of them accepted")
-
-
-def test_vllms_own_benchmark_reads_its_counters(server: Server, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": prompt}) for prompt in held_out_prompts(16)]
-    prompts.write_text("\n".join(lines))
-    command = [VLLM, "bench", "serve", "--base-url", server.url, "--model", MODEL]
-    command += ["--tokenizer", str(TARGET), "--dataset-name", "custom", "--skip-chat-template"]
-    command += ["--dataset-path", str(prompts), "--num-prompts", "16", "--max-concurrency", "2"]
-    command += ["--custom-output-len", "64", "--temperature", "0", "--ignore-eos"]
-    before = server.metric("vllm:spec_decode_num_draft_tokens_total")
-    subprocess.run([*command, "--save-result", "--result-dir", str(tmp_path)], check=True)
-    (file,) = tmp_path.glob("*.json")
-    result = json.loads(file.read_text())
-    assert (result["completed"], result["total_output_tokens"]) == (16, 16 * 64)
-    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total") - before
-    assert 0 < result["spec_decode_draft_tokens"] <= drafted
-    assert 1 <= result["spec_decode_acceptance_length"] <= 8
 
 
 def test_our_figures_stand_beside_vllms(server: Server) -> None:

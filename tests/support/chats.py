@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob
+from openai.types.chat import ChatCompletion
 
 from support.servers import MODEL, Server
 from support.waiting import wait_until
@@ -61,12 +61,6 @@ def essence(answer: ChatCompletion) -> list[Any]:
             del call["id"]
         answers.append((message, choice.finish_reason))
     return [tokens, *answers]
-
-
-def scored(answer: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
-    """Return an answer's tokens and their logprobs."""
-    assert answer.choices[0].logprobs is not None
-    return answer.choices[0].logprobs.content or []
 
 
 def text(answer: ChatCompletion) -> str:

@@ -7,7 +7,7 @@ with vLLM's own list, so a new field of vLLM fails the test until it is handled 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.config.reasoning import ReasoningConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import (
     RepetitionDetectionParams,
     RequestOutputKind,
@@ -121,14 +121,8 @@ class Mixture(NamedTuple):
     """The step after which all running requests lose their cache, as by a preemption."""
 
 
-@dataclass
-class Sequence:
-    """One sequence as a user sees it."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    ended: tuple[str | None, int | str | None] = None, None
-    logprobs: list[dict[int, float]] | None = None
+Rows = list[dict[int, float]]
+"""Log-probabilities of tokens, place by place."""
 
 
 @dataclass
@@ -136,8 +130,10 @@ class Answer:
     """A request's answer as a user sees it."""
 
     is_refused: bool = False
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    prompt_logprobs: list[dict[int, float]] | None = None
+    texts: dict[int, tuple[list[int], str, Any]] = field(default_factory=dict)
+    """Tokens, text and why it ended, of each sequence."""
+    logprobs: dict[int, Rows] = field(default_factory=dict)
+    """Of each sequence; those of the prompt at -1."""
     prompt_scores: list[list[float]] = field(default_factory=list)
 
 
@@ -249,52 +245,46 @@ def serve(
 
 def _take(answer: Answer, output: RequestOutput, requests: list[Crossed]) -> None:
     params = requests[int(output.request_id)].params
-    is_delta = params.output_kind == RequestOutputKind.DELTA
     if output.prompt_logprobs is not None:
-        answer.prompt_logprobs = [*_values(output.prompt_logprobs)]
+        answer.logprobs[-1] = _rows(output.prompt_logprobs)
     if output.prompt_token_id_logprobs is not None:
         answer.prompt_scores = output.prompt_token_id_logprobs.tolist()
     for one in output.outputs:
-        sequence = answer.sequences.setdefault(one.index, Sequence())
-        if not is_delta:
-            sequence.tokens, sequence.text, sequence.logprobs = [], "", None
-        _extend(sequence, one)
+        tokens, text, rows = list[int](), "", Rows()
+        if params.output_kind == RequestOutputKind.DELTA and one.index in answer.texts:
+            tokens, text, _ = answer.texts[one.index]
+            rows = answer.logprobs.get(one.index, [])
+        ended = one.finish_reason, one.stop_reason
+        answer.texts[one.index] = [*tokens, *one.token_ids], text + one.text, ended
+        if one.logprobs is not None:
+            answer.logprobs[one.index] = [*rows, *_rows(one.logprobs)]
 
 
-def _extend(sequence: Sequence, one: CompletionOutput) -> None:
-    sequence.tokens += one.token_ids
-    sequence.text += one.text
-    sequence.ended = one.finish_reason, one.stop_reason
-    if one.logprobs is not None:
-        sequence.logprobs = [*(sequence.logprobs or []), *_values(one.logprobs)]
-
-
-def _values(rows: Any) -> Iterator[dict[int, float]]:
-    for number in range(len(rows)):  # flat ones too
-        yield {token: value.logprob for token, value in (rows[number] or {}).items()}
+def _rows(rows: Any) -> Rows:
+    numbers = range(len(rows))  # flat ones too
+    return [
+        {token: value.logprob for token, value in (rows[number] or {}).items()}
+        for number in numbers
+    ]
 
 
 def difference(ours: Answer, plains: Answer, *, has_logprobs: bool = True) -> str | None:
     """Return what differs, in words; None if nothing does. Log-probabilities may be left out."""
-    if ours.is_refused != plains.is_refused:
-        return "refused" if ours.is_refused else "not refused"
-    if ours.sequences.keys() != plains.sequences.keys():
-        return f"sequences {[*ours.sequences]} for {[*plains.sequences]}"
-    for index, wanted in plains.sequences.items():
-        got = ours.sequences[index]
-        for name in ("tokens", "text", "ended"):
-            if getattr(got, name) != getattr(wanted, name):
-                return f"{name} {getattr(got, name)} for {getattr(wanted, name)}"
-        if has_logprobs and not are_near(got.logprobs, wanted.logprobs):
-            return f"logprobs {got.logprobs} for {wanted.logprobs}"
+    for name in ("is_refused", "texts"):
+        if getattr(ours, name) != getattr(plains, name):
+            return f"{name} {getattr(ours, name)} for {getattr(plains, name)}"
     if not has_logprobs:
         return None
-    wanted_scores = np.array(plains.prompt_scores)
-    if not np.allclose(np.array(ours.prompt_scores), wanted_scores, rtol=0, atol=1e-4):
-        return f"scores of the prompt {ours.prompt_scores} for {plains.prompt_scores}"
-    if not are_near(ours.prompt_logprobs, plains.prompt_logprobs):
-        return f"prompt logprobs {ours.prompt_logprobs} for {plains.prompt_logprobs}"
-    return None
+    scores = np.array(ours.prompt_scores), np.array(plains.prompt_scores)
+    if not np.allclose(*scores, rtol=0, atol=1e-4):
+        return f"scores of the prompt {scores[0]} for {scores[1]}"
+    got, wanted = ours.logprobs, plains.logprobs
+    are_near = got.keys() == wanted.keys() and all(
+        len(got[of]) == len(wanted[of])
+        and all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got[of], wanted[of], strict=True))
+        for of in wanted
+    )
+    return None if are_near else f"logprobs {got} for {wanted}"
 
 
 def wrong_answers(
@@ -315,11 +305,3 @@ def check_order(llm: LLM) -> None:
     assert not scheduler.requests
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
-
-
-def are_near(ours: list[dict[int, float]] | None, plains: list[dict[int, float]] | None) -> bool:
-    if ours is None or plains is None:
-        return ours is plains
-    return len(ours) == len(plains) and all(
-        got == pytest.approx(wanted, abs=1e-4) for got, wanted in zip(ours, plains, strict=True)
-    )

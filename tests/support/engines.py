@@ -279,22 +279,3 @@ def nats_behind(llm: LLM, texts: list[list[int]], count: int) -> list[float]:
         for text, output in zip(texts, llm.generate(requests, judge, use_tqdm=False), strict=True)
         for token, row in zip(text[-count:], output.prompt_logprobs[-count:], strict=True)
     ]
-
-
-def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[list[int]]]:
-    """Return the tokens of each step for each prompt, cut at its end."""
-    engine = llm.llm_engine
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, params)
-    steps: list[list[list[int]]] = [[] for _ in prompts]
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            number = int(output.request_id)
-            if new := list(output.outputs[0].token_ids[sum(map(len, steps[number])) :]):
-                steps[number].append(new)
-    return steps
-
-
-def joined(steps: list[list[list[int]]]) -> list[list[int]]:
-    """Return the whole text of each prompt, from the tokens of its steps."""
-    return [[token for step in of_prompt for token in step] for of_prompt in steps]
