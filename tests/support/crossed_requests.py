@@ -76,13 +76,7 @@ FEATURES: dict[str, list[Fields]] = {
     "extra_args": [{"extra_args": {"of_no_meaning": 1}}],
     "skip_reading_prefix_cache": [{"skip_reading_prefix_cache": True}],
     "thinking_token_budget": [{"thinking_token_budget": count} for count in (0, 1, 4, 6)],
-    "repetition_detection": [
-        {
-            "repetition_detection": RepetitionDetectionParams(
-                max_pattern_size=6, min_pattern_size=1, min_count=3
-            )
-        }
-    ],
+    "repetition_detection": [{"repetition_detection": RepetitionDetectionParams(6, 1, 3)}],
 }
 """Values of each field, with what else they need to have an effect. Nothing is left to chance:
 tokens are drawn from a single one (on V2, none is drawn: the interpreter cannot run its kernel for
@@ -137,13 +131,9 @@ class Answer:
     prompt_scores: list[list[float]] = field(default_factory=list)
 
 
-def _prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    return [tokenizer.encode(text) for text in held_out_prompts(24)]
-
-
-PROMPTS = _prompts()
-[THINKS] = AutoTokenizer.from_pretrained(TARGET).encode(THINKING)
+TOKENIZER = AutoTokenizer.from_pretrained(TARGET)
+PROMPTS: list[list[int]] = [TOKENIZER.encode(text) for text in held_out_prompts(24)]
+[THINKS] = TOKENIZER.encode(THINKING)
 
 
 def _crossed(dice: random.Random, fields: Fields, about: str, arrival: int) -> Crossed:
@@ -261,10 +251,9 @@ def _take(answer: Answer, output: RequestOutput, requests: list[Crossed]) -> Non
 
 
 def _rows(rows: Any) -> Rows:
-    numbers = range(len(rows))  # flat ones too
-    return [
+    return [  # flat ones too
         {token: value.logprob for token, value in (rows[number] or {}).items()}
-        for number in numbers
+        for number in range(len(rows))
     ]
 
 

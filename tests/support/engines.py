@@ -6,24 +6,18 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from transformers import Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from emulated import torch_cuda
-from reference.reference_drafter import ReferenceDrafter
 from support import DEMO
 from support.interpreter import widen_block_inputs
 from support.planner_world import steady_costs
-from support.reference_decoding import generate
-from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.engine_options import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.engine import profile
 from vllm_dflash.engine.cadence import Cadence
@@ -231,42 +225,6 @@ def counted(lengths: list[int], tokens: list[int]) -> list[int]:
 def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
     """Return the values of each request, in the order in which requests were added."""
     return [of_requests[name] for name in sorted(of_requests, key=lambda n: int(n.split("-")[0]))]
-
-
-def as_the_reference(
-    drafter: Path, prompts: list[str], new_tokens: int, **settings: Any
-) -> tuple[list[list[int]], dict[str, Any]]:
-    """Decode with full blocks; check that the text and what each step accepts are the reference's.
-
-    Returns:
-        The tokens of each prompt, and the engine's statistics.
-    """
-    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    reference = ReferenceDrafter.load(read_drafter(str(drafter)), drafter).float()
-    speculative: dict[str, Any] = {**FIXED, "model": str(drafter)}
-    with engine(speculative_config=speculative, **settings) as llm:
-        lengths = acceptance_by_request(llm)
-        outputs = llm.generate(prompts, greedy(new_tokens), use_tqdm=False)
-        (stats,) = llm.collective_rpc("dflash_stats")
-        stop_ids = {llm.get_tokenizer().eos_token_id}
-        observed = in_order(lengths)
-    expected = [
-        generate(
-            target,
-            reference,
-            list(output.prompt_token_ids),
-            new_tokens,
-            whole_blocks=USES_V2,
-            stop_ids=stop_ids,
-        )
-        for output in outputs
-    ]
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    assert tokens == [one.tokens for one in expected]
-    for found, wanted in zip(observed, expected, strict=True):
-        steps = wanted.acceptance_lengths
-        assert counted(found, wanted.tokens) == counted(steps, wanted.tokens)
-    return tokens, stats
 
 
 def nats_behind(llm: LLM, texts: list[list[int]], count: int) -> list[float]:
