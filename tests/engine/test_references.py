@@ -1,4 +1,4 @@
-"""What an engine writes and what each step accepts are the reference's, for each kind of drafter."""
+"""Engines write what the reference writes, and each step accepts as much: all kinds of drafters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAFTERS: dict[str, tuple[str, float]] = {
     "LiLiCorr": ("lilicorr", 1.7 if USES_V2 else 2.2),
     ANCHORED: ("drafter", 1.0),
 }
-"""Folders, and the least tokens of a verification: short texts end in the middle of their drafts."""
+"""Folders, and the least tokens of a verification: short texts end within their last drafts."""
 
 
 @pytest.mark.parametrize(

@@ -68,21 +68,21 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     assert f'vllm:dflash_skipped_steps_total{{engine="0",model_name="{MODEL}"}} ' in text
 
 
+def answer(server: Server, prompt: str, **options: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0}
+    url = f"{server.url}/v1/completions"
+    return httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60)
+
+
 def test_a_request_limits_its_drafts(server: Server) -> None:
     """Whatever it says, its text stays. What is not understood is refused."""
-
-    def answer(**options: Any) -> httpx.Response:
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
-        url = f"{server.url}/v1/completions"
-        return httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60)
-
     drafted = "vllm:spec_decode_num_draft_tokens_total"
     expected, before = server.complete(PROMPT), server.metric(drafted)
-    plain = answer(**{"dflash.max_drafts": 0})
+    plain = answer(server, PROMPT, **{"dflash.max_drafts": 0})
     assert plain.json()["choices"][0]["text"] == expected
     assert server.metric(drafted) == before
     for option in ({"dflash.max_drafts": -1}, {"dflash.max_drafts": "2"}, {"dflash.drafts": 2}):
-        refused = answer(**option)
+        refused = answer(server, PROMPT, **option)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
         assert next(iter(option)) in message
@@ -97,16 +97,13 @@ def test_an_answer_says_what_became_of_its_drafts(server: Server) -> None:
     def both() -> tuple[float, ...]:
         return tuple(map(server.metric, names))
 
-    def answer(prompt: str, **options: Any) -> dict[str, Any]:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0}
-        url = f"{server.url}/v1/completions"
-        response = httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60).json()
-        found: dict[str, Any] = response["metrics"]["speculative_decoding"]
-        return found
+    def counts_of(prompt: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = answer(server, prompt, **options).json()["metrics"]
+        return found["speculative_decoding"]
 
     def some_are_accepted() -> bool:
         before = both()
-        found = answer(next(prompts))
+        found = counts_of(next(prompts))
         counts = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
         expected = before[0] + counts[0], before[1] + counts[1]
         wait_until(lambda: both() == expected, f"{counts} drafted and accepted in /metrics")
@@ -116,9 +113,9 @@ def test_an_answer_says_what_became_of_its_drafts(server: Server) -> None:
         return found["num_accepted_draft_tokens"] > 0
 
     wait_until(some_are_accepted, "an answer of which drafts are accepted")
-    plain = answer(next(prompts), **{"dflash.max_drafts": 0})
+    plain = counts_of(next(prompts), **{"dflash.max_drafts": 0})
     assert (plain["num_spec_steps"], plain["num_draft_tokens"]) == (0, 0)
-    limited = [answer(next(prompts), **{"dflash.max_drafts": 2}) for _ in range(4)]
+    limited = [counts_of(next(prompts), **{"dflash.max_drafts": 2}) for _ in range(4)]
     assert all(count <= 2 for one in limited for count in one["per_step_drafted"] or [])
 
 

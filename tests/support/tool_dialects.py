@@ -29,8 +29,6 @@ class ToolFormat:
     """Texts that are one token each, separated by spaces."""
     after_text: bool = True
     """Whether calls may follow text."""
-    several: bool = True
-    """Whether one answer may have more than one call."""
 
     def of(self, *calls: Call) -> str:
         """An answer that makes these calls."""
@@ -66,13 +64,6 @@ def as_tags(call: str, parameter: str) -> Writer:
     return write
 
 
-def as_text(template: str) -> Writer:
-    """Writer of a call from a template with NAME and JSON."""
-    return lambda tool, given: template.replace("NAME", tool).replace(
-        "JSON", json.dumps(given, ensure_ascii=False)
-    )
-
-
 def as_python(tool: str, given: Arguments) -> str:
     """Write a call in Python."""
     return f"{tool}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
@@ -92,10 +83,6 @@ def as_pairs(template: str, quote: str, number: str) -> Writer:
 HERMES = ToolFormat(
     as_json("<tool_call>\n@\n</tool_call>"), special="<tool_call> </tool_call> <think> </think>"
 )
-DEEPSEEK = (
-    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>"
-    " <｜tool▁sep｜> <think> </think>"
-)
 HY = (
     "<tool_calls> </tool_calls> <tool_sep> <tool_call> </tool_call> <arg_key> </arg_key>"
     " <arg_value> </arg_value> <think> </think>"
@@ -108,20 +95,6 @@ FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
     "llama3_json": ToolFormat(
         as_json("@", "parameters"), between="; ", special="<|python_tag|>", after_text=False
-    ),
-    "internlm": ToolFormat(
-        as_json("<|action_start|><|plugin|>\n@<|action_end|>", "parameters"),
-        special="<|action_start|> <|plugin|> <|action_end|>",
-        several=False,
-    ),
-    "mistral": ToolFormat(as_json("@"), "[TOOL_CALLS][", ", ", "]", special="[TOOL_CALLS]"),
-    "deepseek_v3": ToolFormat(
-        as_text(
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>"
-        ),
-        "<｜tool▁calls▁begin｜>",
-        end="<｜tool▁calls▁end｜>",
-        special=DEEPSEEK,
     ),
     "qwen3_coder": ToolFormat(
         as_tags(
@@ -161,7 +134,6 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "deepseek_r1": ("hermes", THINK),
     "granite": ("hermes", ("Here is my thought process:", " Here is my response:")),
     "qwen3": ("qwen3_coder", THINK),
-    "mistral": ("mistral", THINK),
     "hy_v4": ("hy_v4", THINK),
     "gemma4": ("gemma4", ("<|channel>thought\n", "<channel|>")),
     "step3": ("step3", THINK),

@@ -29,7 +29,7 @@ TIME = ("get_time", {"zone": "Europe/Paris"})
 NOW: tuple[str, dict[str, Any]] = ("now", {})
 CUTS = [[1, 2], [2, 3], [3, 3], [1, 8], [4, 8], [7, 8], [8, 8]]
 """Tokens of the first piece, and of each later one."""
-BREAK = {"deepseek_v3", "hermes", "hy_v4", "internlm", "llama3_json", "pythonic", "step3"}
+BREAK = {"hermes", "hy_v4", "llama3_json", "pythonic", "step3"}
 """Tool parsers of vLLM 0.32 that depend on how an answer is cut."""
 REASONING_BREAK = {"deepseek_r1", "gemma4", "granite", "hy_v4"}
 """Reasoning parsers of vLLM 0.32 that do."""
@@ -56,8 +56,7 @@ def ours(vllms_own: None) -> None:
 def conversations(tool_parser: str) -> Iterator[Conversation]:
     """Answers with one call, several, none, without arguments, after text, and unfinished."""
     form = FORMATS[tool_parser]
-    texts = [form.of(WEATHER), form.of(NOW), "It rains, now."]
-    texts += [form.of(WEATHER, TIME)] if form.several else []
+    texts = [form.of(WEATHER), form.of(NOW), form.of(WEATHER, TIME), "It rains, now."]
     texts += ["I look it up. " + form.of(WEATHER)] if form.after_text else []
     for text in texts:
         yield Conversation(text, tool_parser)
@@ -193,9 +192,8 @@ AROUND = " It rains in Paris, and I look it up once more, and again. "
 def test_calls_and_text_come_in_order(name: str) -> None:
     """Text behind a call, and between two, is an item of its own in `/v1/responses`."""
     form = FORMATS[name]
-    texts = [form.of(WEATHER) + AROUND]
-    texts += [texts[0] + form.of(TIME) + AROUND] if form.several else []
-    for text in texts:
+    one = form.of(WEATHER) + AROUND
+    for text in (one, one + form.of(TIME) + AROUND):
         answer = Conversation(text, name)
         assert [answer.items(cut) for cut in CUTS] == [answer.items([1])] * len(CUTS)
 
