@@ -108,26 +108,6 @@ def test_a_seed_repeats_its_text() -> None:
 
 
 @slow_on_v2
-def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request for a single token has no drafts; Prometheus counts what we count."""
-    fix_costs(monkeypatch)
-    with engine(speculative_config=dict(DFLASH), max_num_seqs=8) as llm:
-        token_ids(llm, PROMPTS[:8], greedy(1))
-        (stats,) = llm.collective_rpc("dflash_stats")
-        assert stats["steps"] > 0
-        assert stats["drafted_steps"] == 0
-        token_ids(llm, PROMPTS[:8], greedy(NEW_TOKENS))
-        (stats,) = llm.collective_rpc("dflash_stats")
-        counters = {
-            metric.name.removeprefix("vllm:spec_decode_num_"): metric.value
-            for metric in llm.get_metrics()
-            if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
-        }
-    assert counters["draft_tokens"] == stats["draft_tokens"]
-    assert counters["accepted_tokens"] == stats["accepted_tokens"] > 0
-
-
-@slow_on_v2
 def test_dummy_weights_need_no_checkpoint() -> None:
     """As when a model is loaded only to time it."""
     with engine(speculative_config=FIXED, load_format="dummy", max_model_len=64) as llm:

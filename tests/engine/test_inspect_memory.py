@@ -70,11 +70,13 @@ def test_a_drafters_memory(tmp_path: Path, kind: str, loaded: dict[str, int]) ->
     target, drafter, more = TARGET, DRAFTER, dict[str, Any]()
     is_quantised = kind in ("int8", "int4")
     if is_quantised:
-        quantise(DRAFTER, drafter := tmp_path / "it", kind)
+        drafter = tmp_path / "it"
+        quantise(DRAFTER, drafter, kind)
     elif kind in SHAPES:
         pair = make_pair(tmp_path, **SHAPES[kind])
         target, drafter, more = pair.target, pair.drafter, {"skip_tokenizer_init": True}
-    settings = {"dtype": "bfloat16" if is_quantised else "float32", "max_model_len": 512}
+    dtype = "bfloat16" if is_quantised else "float32"
+    settings: dict[str, Any] = {"dtype": dtype, "max_model_len": 512}
     found = inspect_pair(str(drafter), str(target), **settings)
     assert found.exit_code == 0, found.to_dict()
     assert found.memory is not None

@@ -6,26 +6,17 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytest
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ConfigDict, Field
 from smollm2_target import PACKAGES, ROOT, TARGET
 
-from support.chats import (
-    Pair,
-    as_plain,
-    cached,
-    chat,
-    essence,
-    streamed,
-    text,
-    verified,
-)
 from support.packaged_targets import packaged_target
-from support.servers import Server, serving
+from support.servers import MODEL, Server, serving
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # two servers of a model that is made first
 DFLASH = {"method": "dflash", "model": str(ROOT / "drafter")}
@@ -33,8 +24,70 @@ FLAGS = ["--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--max-model
 FLAGS += ["--max-num-batched-tokens=256", "--block-size=32", "--enable-prompt-tokens-details"]
 FLAGS += ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
 ONE_CORE_EACH = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-CODE = "Write a Python function that returns the sum of a list of numbers."
-"""Its answer is long, and many drafts of it are accepted."""
+Messages = list[dict[str, str]]
+
+
+class Verified(NamedTuple):
+    """What was verified for one request, alone on its server."""
+
+    answer: ChatCompletion
+    drafts: float
+    accepted: float
+
+    @property
+    def essence(self) -> list[Any]:
+        """What must not differ between servers: texts, calls, why they ended, token counts."""
+        assert self.answer.usage is not None
+        (choice,) = self.answer.choices
+        message = choice.message.model_dump()
+        for call in message["tool_calls"] or []:
+            del call["id"]
+        usage = self.answer.usage
+        return [message, choice.finish_reason, usage.prompt_tokens, usage.completion_tokens]
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were found in the cache."""
+        assert self.answer.usage is not None
+        details = self.answer.usage.prompt_tokens_details
+        return (details.cached_tokens or 0) if details else 0
+
+
+def verified(server: Server, messages: Messages, **more: Any) -> Verified:
+    """Ask greedily, and return what was verified."""
+    names = ("generation_tokens", "spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
+
+    def read() -> list[float]:
+        return [server.metric(f"vllm:{name}_total") for name in names]
+
+    before, asked = read(), dict[str, Any](messages=messages, temperature=0, **more)
+    answer = server.client.chat.completions.create(model=MODEL, **asked)
+    assert answer.usage is not None
+    written = answer.usage.completion_tokens
+    # A step's counts are published together, shortly after its tokens.
+    wait_until(lambda: read()[0] >= before[0] + written, "counts of the last step")
+    _, drafts, accepted = (now - then for now, then in zip(read(), before, strict=True))
+    return Verified(answer, drafts, accepted)
+
+
+class Pair(NamedTuple):
+    """Two servers of the same model."""
+
+    plain: Server
+    ours: Server
+    drafts_always: bool
+    """Whether our server drafts in every step, however busy the machine is."""
+
+    def as_plain(self, messages: Messages, **more: Any) -> Verified:
+        """Return our answer; check that it is plain decoding's, and that drafts were accepted."""
+        with ThreadPoolExecutor(2) as pool:
+            plain, ours = pool.map(
+                lambda server: verified(server, messages, **more), (self.plain, self.ours)
+            )
+        assert ours.essence == plain.essence
+        assert plain.drafts == 0
+        assert ours.accepted > 0 or not self.drafts_always
+        return ours
 
 
 @pytest.fixture(scope="session")
@@ -64,42 +117,6 @@ def pair(
         yield Pair(plain, ours, drafts_always=request.param == "fixed")
 
 
-QUESTIONS = [
-    "What is the capital of France?",
-    "Name a fruit.",
-    "Say hello in one short sentence.",
-    "What is 2 + 2?",
-]
-"""Answers that end by themselves within 20 tokens."""
-
-
-def test_answers_that_end_within_a_block(pair: Pair) -> None:
-    """Nothing that was accepted after the end of the text is written or counted."""
-    answers = [as_plain(pair, question) for question in QUESTIONS]
-    assert {one.answer.choices[0].finish_reason for one in answers} == {"stop"}
-    assert sum(one.thrown_away > 0 for one in answers) > 1 or not pair.drafts_always
-
-
-def test_stop_tokens_and_strings_within_a_block(pair: Pair) -> None:
-    """An answer ends where plain's does, whole and streamed, wherever the block ends."""
-    (choice,) = chat(pair.plain, CODE, logprobs=True, extra_body={"return_token_ids": True}).choices
-    ids, tokens = choice.token_ids, [one.token for one in choice.logprobs.content]
-    within = 0
-    for place in [place for place in range(6, 24) if ids[place] not in ids[:place]][:8:2]:
-        ended = as_plain(pair, CODE, extra_body={"stop_token_ids": [ids[place]]})
-        assert text(ended.answer) == "".join(tokens[:place])
-        within += ended.thrown_away > 0
-        whole = "".join(tokens[: place + 1])
-        # Its shortest ending of at least four characters that does not occur earlier.
-        stop = next(end for at in range(4, len(whole)) if whole.count(end := whole[-at:]) == 1)
-        expected = {"text": whole.removesuffix(stop), "reason": "stop", "tokens": place + 1}
-        plain, ours = pair.both(partial(streamed, asked=CODE, stop=stop))
-        assert ours == plain == expected
-        answer = chat(pair.ours, CODE, stop=stop)
-        assert (text(answer), answer.usage.completion_tokens) == (expected["text"], place + 1)
-    assert within > 1 or not pair.drafts_always
-
-
 TURNS = [
     "Hello! I want to learn Python. What is a list?",
     "How do I add an item to a list?",
@@ -113,18 +130,19 @@ TURNS = [
 def test_six_turns(pair: Pair) -> None:
     """Each turn finds the last turn's prefix in the cache, with the drafter's context: as many
     drafts are accepted as if nothing were found."""
-    messages: list[Any] = [{"role": "system", "content": "You teach Python with short examples."}]
+    messages: Messages = [{"role": "system", "content": "You teach Python with short examples."}]
     turns, again = {}, {}
     for turn, question in enumerate(TURNS, 1):
         messages.append({"role": "user", "content": question})
-        turns[turn] = as_plain(pair, messages, max_tokens=32)
+        turns[turn] = pair.as_plain(messages, max_tokens=32)
         if turn in (2, 6):
             anew = {"cache_salt": f"of turn {turn}"}
             again[turn] = verified(pair.ours, messages, max_tokens=32, extra_body=anew)
-            assert cached(again[turn].answer) == 0
-            assert essence(again[turn].answer) == essence(turns[turn].answer)
-        messages.append({"role": "assistant", "content": text(turns[turn].answer)})
-    found = [cached(one.answer) for one in turns.values()]
+            assert again[turn].cached == 0
+            assert again[turn].essence == turns[turn].essence
+        content = turns[turn].answer.choices[0].message.content
+        messages.append({"role": "assistant", "content": content or ""})
+    found = [one.cached for one in turns.values()]
     assert found == sorted(set(found)), "each turn finds more"
     if pair.drafts_always:
         assert {turn: one[1:] for turn, one in again.items()} == {
@@ -156,7 +174,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_json_by_schema(pair: Pair, form: str) -> None:
-    one = as_plain(pair, "Plan a trip to Paris for three days.", max_tokens=80, **FORMS[form])
+    asked = [{"role": "user", "content": "Plan a trip to Paris for three days."}]
+    one = pair.as_plain(asked, max_tokens=80, **FORMS[form])
     (choice,) = one.answer.choices
     assert choice.finish_reason == "stop"
     written = choice.message.content

@@ -32,18 +32,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def streamed(server: Server, choice: Any, length: int, drafts: int) -> tuple[str, str | None]:
     """Arguments and finish reason that a client puts together."""
-    tool = {"name": "get_weather", "parameters": PARAMETERS}
+    tools: Any = [
+        {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+    ]
     arguments, reason = "", None
-    for chunk in server.client.chat.completions.create(
+    stream: Any = server.client.chat.completions.create(
         model=MODEL,
         messages=QUESTION,
-        tools=[{"type": "function", "function": tool}],
+        tools=tools,
         tool_choice=choice,
         max_tokens=length,
         temperature=0.0,
         stream=True,
         extra_body={"vllm_xargs": {"dflash.max_drafts": drafts}},
-    ):
+    )
+    for chunk in stream:
         for one in chunk.choices:
             calls = one.delta.tool_calls or []
             arguments += "".join(call.function.arguments or "" for call in calls)
