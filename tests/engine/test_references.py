@@ -33,7 +33,7 @@ NEW_TOKENS, PROMPTS = (24, held_out_prompts(4)) if USES_V2 else (48, held_out_pr
 ANCHORED = "sampled from anchors"
 """Blocks of 8 rows have 8 drafts. The drafter was not trained so."""
 DRAFTERS: dict[str, tuple[str, float]] = {
-    "DFlash": ("drafter", 2.0 if USES_V2 else 2.5),
+    "DFlash": ("drafter", 1.8 if USES_V2 else 2.5),
     "DFlash 2": ("drafter2", 1.8 if USES_V2 else 2.2),
     "LiLiCorr": ("lilicorr", 1.7 if USES_V2 else 2.2),
     ANCHORED: ("drafter", 1.0),
