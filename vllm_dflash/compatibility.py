@@ -26,6 +26,7 @@ from vllm_dflash import __version__
 RECORDS = Path(__file__).with_name("seams")
 SUPPORTED_VLLM = SpecifierSet(">=0.32.0,<0.34")
 """The releases that tests run with, and their patch releases."""
+NEWEST = Version("9999")
 SECONDS_TO_COMPARE = 600.0
 """A busy machine imports vLLM's workers in minutes."""
 DIFFERENCE = "vllm-dflash found:"
@@ -37,11 +38,13 @@ class UnsupportedVllmError(RuntimeError):
 
 
 def parse_version(version: str) -> Version:
-    """Parse a version; an invalid one counts as the newest."""
+    """Parse a version. An invalid one counts as the newest, and so does that of a build from a
+    clone without tags, 0.1.dev1."""
     try:
-        return Version(version)
+        parsed = Version(version)
     except InvalidVersion:
-        return Version("9999")
+        return NEWEST
+    return NEWEST if parsed.is_devrelease and parsed.release == (0, 1) else parsed
 
 
 def untested(version: str) -> str:

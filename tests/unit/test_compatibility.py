@@ -64,6 +64,7 @@ def test_releases_that_tests_run_with_are_not_compared(
         ("0.34.0", "0.33.0", True),
         ("1.0", "0.33.0", True),
         ("dev", "0.33.0", True),
+        ("0.1.dev1+gabc.d20261101", "0.33.0", True),
     ],
 )
 def test_others_with_all_we_rely_on_are_ours(

@@ -242,7 +242,7 @@ def write_speculative_config(engine_args: EngineArgs, options: EngineOptions) ->
         config["num_speculative_tokens"] = options.num_speculative_tokens
     else:
         engine_args.spec_tokens = options.num_speculative_tokens
-    # vLLM wants a rate for each draft; places of trees that have none are as sure as the last one.
+    # vLLM wants a rate for each draft; slots of a tree that have none get that of the last one.
     if rates := config.get("synthetic_acceptance_rates"):
         more = [rates[-1]] * (options.num_speculative_tokens - len(rates))
         config["synthetic_acceptance_rates"] = [*rates, *more][: options.num_speculative_tokens]
@@ -273,5 +273,5 @@ def _drawing_unsupported_reason(
     if config.get("rejection_sample_method", "standard") != "standard":
         return "drafts are drawn only with the rejection_sample_method 'standard'"
     if options.tree_nodes:
-        return "draft trees have the likeliest tokens"
+        return "draft trees have the most likely tokens"
     return None if options.draws_drafts else "Model Runner V1 cannot draw drafts"

@@ -39,7 +39,7 @@ class DraftAttentionGroup(AttentionGroup):
 
 
 def split_by_kind(
-    whole: AttentionGroup,
+    cache_group: AttentionGroup,
     attentions: Sequence[BlockAttention],
     vllm_config: VllmConfig,
     device: torch.device,
@@ -52,17 +52,17 @@ def split_by_kind(
     vllm_config = _with_cache_type(vllm_config, attentions[0].attn.kv_cache_dtype)
     layers_by_kind: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
     for attention in attentions:
-        if attention.attn.layer_name in whole.layer_names:
+        if attention.attn.layer_name in cache_group.layer_names:
             layers_by_kind[attention.window, attention.causal].append(attention.attn.layer_name)
-    groups, cache = [], (whole.kv_cache_spec, whole.kv_cache_group_id)
+    groups, cache = [], (cache_group.kv_cache_spec, cache_group.kv_cache_group_id)
     for (window, causal), layer_names in layers_by_kind.items():
-        group = DraftAttentionGroup(whole.backend, layer_names, *cache, causal=causal)
+        group = DraftAttentionGroup(cache_group.backend, layer_names, *cache, causal=causal)
         group.create_metadata_builders(vllm_config, device, kernel_block_size)
         builder = group.get_metadata_builder()
         if window is not None and getattr(builder, "aot_schedule", False):
             # FlashAttention would schedule for the cache's window, and our cache keeps everything.
             builder.aot_schedule = False
-        _share_workspace(whole, group)
+        _share_workspace(cache_group, group)
         groups.append(group)
     return groups
 
@@ -81,27 +81,27 @@ def split_by_window(
     window_of = {each.attn.layer_name: each.window for each in attentions}
     found = list(groups)
     groups.clear()
-    for whole in found:
+    for group in found:
         kinds: dict[tuple[bool, int | None], list[str]] = defaultdict(list)
-        for name in whole.layer_names:
+        for name in group.layer_names:
             kinds[name in window_of, window_of.get(name)].append(name)
         has_windows = any(window is not None for _, window in kinds)
-        if not has_windows or len(kinds) == 1 or whole.backend.get_name() != "FLASHINFER":
-            groups.append(whole)
+        if not has_windows or len(kinds) == 1 or group.backend.get_name() != "FLASHINFER":
+            groups.append(group)
             continue
-        builders = whole.metadata_builders
+        builders = group.metadata_builders
         for names in kinds.values():
-            part = replace(whole, layer_names=names, metadata_builders=[])
+            part = replace(group, layer_names=names, metadata_builders=[])
             part.create_metadata_builders(
                 vllm_config, device, builders[0].kv_cache_spec.block_size, len(builders)
             )
-            _share_workspace(whole, part)
+            _share_workspace(group, part)
             groups.append(part)
 
 
-def _share_workspace(whole: AttentionGroup, part: AttentionGroup) -> None:
+def _share_workspace(group: AttentionGroup, part: AttentionGroup) -> None:
     """Share FlashInfer's workspace (hundreds of MiB): builders use it in turn, as in vLLM."""
-    if hasattr(first := whole.get_metadata_builder(), "_get_workspace_buffer"):
+    if hasattr(first := group.get_metadata_builder(), "_get_workspace_buffer"):
         for builder in part.metadata_builders:
             cast(Any, builder).set_workspace_buffer(first._get_workspace_buffer())
 

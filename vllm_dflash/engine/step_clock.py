@@ -33,7 +33,7 @@ class StepClock:
             step.target_seconds = step.seconds - step.draft_seconds - step.context_seconds
 
     def end_step_unobserved(self, ids: Sequence[str], rows: int) -> float:
-        """End a step of so many rows that nobody learns from. Returns its seconds, 0 after a
+        """End a step of so many rows that teaches nothing. Returns its seconds, 0 after a
         pause."""
         last, self._ids = self._ids, ids
         now = time.perf_counter()

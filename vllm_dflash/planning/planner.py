@@ -10,7 +10,7 @@ weighs what drafts are expected to bring (`acceptance.py`) against what the step
           takes block or text
 
 What is not done is not measured. So now and then a step goes against the plan: it drafts those who
-were never measured, or longest ago, or it drafts nobody (`Probes`).
+were never measured, or longest ago, or it drafts no request (`Probes`).
 
 All of this sees the drafter's distribution and what became of earlier drafts, never a token that
 was sampled for the draft's position. So the output distribution is that of verifying any drafts
@@ -221,7 +221,7 @@ class Planner(DraftLearner):
 
     def seconds(self, lengths: Ints, context_lens: Ints) -> Floats:
         """Return the seconds of a step of R requests and the block after it, for S plans, [S];
-        `lengths`: each plan's places for drafts, [S, R]."""
+        `lengths`: each plan's draft slots, [S, R]."""
         count, context = len(context_lens), float(context_lens.sum())
         is_uniform = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._uniform)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)

@@ -97,7 +97,7 @@ def test_synthetic_rates_are_as_many_as_drafts(rates: list[float], expected: lis
         ({}, "standard", False, None),
         ({}, "block", False, "drafts are drawn only with the rejection_sample_method 'standard'"),
         ({}, None, True, "drafts are not drawn where ranks share the sampling of a batch"),
-        ({"tree_nodes": 15}, None, False, "draft trees have the likeliest tokens"),
+        ({"tree_nodes": 15}, None, False, "draft trees have the most likely tokens"),
         ({"draws_drafts": False}, None, False, "Model Runner V1 cannot draw drafts"),
     ],
 )

@@ -69,7 +69,7 @@ class CountingScheduler(Scheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> SpecDecodingStats | None:
-        """Count a request's drafts, and not places for drafts that stayed empty."""
+        """Count a request's drafts, and not draft slots that stayed empty."""
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
         verified = (self.verified_drafts or {}).get(request_id, num_draft_tokens)
         counted = min(verified, num_draft_tokens - invalid)

@@ -51,7 +51,7 @@ def _choose(  # type: ignore[no-untyped-def]
 ):
     request = tl.program_id(0)
     slot = tl.load(slots + request).to(tl.int64)
-    if slot < 0:  # a graph's row behind the batch
+    if slot < 0:  # a graph's row past the batch
         return
     is_running = tl.load(num_sampled + request) > 0
     draft = tl.arange(0, PADDED_K)

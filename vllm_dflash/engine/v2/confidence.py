@@ -1,9 +1,9 @@
-"""Finds on the device the drafter's likeliest tokens for each position, and their probabilities.
+"""Finds on the device the drafter's most likely tokens for each position, and their probabilities.
 
 Logits are read once, in tiles; a maximum and a softmax would read them several times, in float32.
-The likeliest token comes from the tiles' maxima. Each of the other C - 1 takes one more read of a
-tile, to replace the token that was taken from it. A draw comes from the same read as the likeliest
-token (`draft_noise.py`).
+The most likely token comes from the tiles' maxima. Each of the other C - 1 takes one more read of a
+tile, to replace the token that was taken from it. A draw comes from the same read as the most
+likely token (`draft_noise.py`).
 """
 
 from __future__ import annotations
@@ -130,15 +130,16 @@ def find_argmax(
     probabilities: torch.Tensor | None = None,
     noise: DraftNoise | None = None,
 ) -> None:
-    """Find the likeliest tokens of each row, and their probabilities. May be captured.
+    """Find the most likely tokens of each row, and their probabilities. May be captured.
 
     Args:
         logits: Q rows or more, [Q, V], any float dtype.
-        tokens: out, [Q] int64, or [Q, C], likeliest first; of equal ones, the first.
-        confidence: out, [Q] float32, probability of the likeliest token, above 0; 0 if the row's
+        tokens: out, [Q] int64, or [Q, C], most likely first; of equal ones, the first.
+        confidence: out, [Q] float32, probability of the most likely token, above 0; 0 if the row's
             largest logit is not finite or any is NaN.
         probabilities: out, [Q, C] float32, 0 for rows whose confidence is 0; None: C is 1.
-        noise: if given, C is 1 and `tokens` are drawn with it; confidence stays the likeliest's.
+        noise: if given, C is 1 and `tokens` are drawn with it; confidence stays
+            that of the most likely one.
     """
     assert logits.stride(1) == 1
     num_rows, vocab_size = len(tokens), logits.shape[1]

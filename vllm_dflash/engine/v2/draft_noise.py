@@ -3,7 +3,7 @@
 Verification adds noise to the target's logits, by the request's seed, the position and the token,
 and takes the largest (`drawing.py`). Drafts take the largest of the drafter's logits with the same
 noise. So where drafter and target agree, they draw the same token, also where none is likely. A
-draft of the likeliest token would be accepted with the target's probability of it.
+draft of the most likely token would be accepted with the target's probability of it.
 
 A Gumbel coupling (arXiv 2408.07978). No draw of verification depends on drafts, so the text is the
 same. Only for verification that draws: rejection sampling needs drafts that are independent of it.
@@ -22,7 +22,7 @@ class DraftNoise(NamedTuple):
     """Where the noise of Q rows comes from."""
 
     row_slots: torch.Tensor
-    """Slot of each row's request, [Q] int64; -1: nobody's."""
+    """Slot of each row's request, [Q] int64; -1: none."""
     positions: torch.Tensor
     """Position before the token that each row predicts, [Q] int64."""
     temperatures: torch.Tensor

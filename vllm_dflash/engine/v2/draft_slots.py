@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     slots for all requests."""
 
     slots: torch.Tensor
-    """Slot of each request; -1 behind the batch, [R]."""
+    """Slot of each request; -1 past the batch, [R]."""
     num_sampled: torch.Tensor
     """Tokens that each request got in this step; 0: still in its prompt, [R]."""
     texts: torch.Tensor

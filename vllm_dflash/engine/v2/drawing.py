@@ -117,10 +117,10 @@ class InsteadOfVllm:
     """Base of samplers that replace vLLM's in a runner."""
 
     @classmethod
-    def instead_of(cls, whole: Any) -> Self:
+    def instead_of(cls, replaced: Any) -> Self:
         """Make a sampler with the state of vLLM's."""
         made = cls.__new__(cls)
-        made.__dict__.update(vars(whole))
+        made.__dict__.update(vars(replaced))
         return made
 
 
@@ -155,13 +155,13 @@ class DrawingVerifier(InsteadOfVllm, ScoringVerifier):
     """Whether to draw: not if the user asks for another method of vLLM's."""
 
     @classmethod
-    def instead_of(cls, whole: Any) -> Self:
+    def instead_of(cls, replaced: Any) -> Self:
         """Make a verifier with the state of vLLM's."""
-        made = super().instead_of(whole)
+        made = super().instead_of(replaced)
         made.draws = (
-            whole.synthetic_conditional_rates is None
-            and not whole.use_block_verification
-            and not getattr(whole, "fly_window_size", 0)  # vLLM 0.33
+            replaced.synthetic_conditional_rates is None
+            and not replaced.use_block_verification
+            and not getattr(replaced, "fly_window_size", 0)  # vLLM 0.33
         )
         return made
 

@@ -54,7 +54,7 @@ def _draw(  # type: ignore[no-untyped-def]
         APPLY_TEMPERATURE=False,
     )
     tl.store(values + each * num_tiles + tile, value)
-    # Where all logits are NaN, the -inf behind them may win.
+    # Where all logits are NaN, the -inf after them may win.
     tl.store(tokens + each * num_tiles + tile, tl.minimum(tile * TILE + index, V - 1))
 
 
@@ -124,7 +124,7 @@ class Verified(NamedTuple):
     drawn: torch.Tensor
     """Token drawn after each row, [Q] int64."""
     sampled: torch.Tensor
-    """Tokens of each request, [R, 1 + W] int64; those behind `num_sampled` mean nothing."""
+    """Tokens of each request, [R, 1 + W] int64; those past `num_sampled` mean nothing."""
     num_sampled: torch.Tensor
     """Number of these, [R] int32."""
     num_rejected: torch.Tensor
@@ -157,7 +157,7 @@ def draw(
         row_slots: slot of each row's request, [Q].
         rows: number of each row in the batch, [Q]; None: they are the batch.
         positions: position of each of the batch's rows, [T].
-        temperatures: temperature of each slot; at 0 the likeliest token is taken, [S].
+        temperatures: temperature of each slot; at 0 the most likely token is taken, [S].
         seeds: seed of each slot, [S].
         use_fp64: dtype of the noise.
     """

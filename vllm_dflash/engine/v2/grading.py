@@ -108,8 +108,8 @@ def _grade(  # type: ignore[no-untyped-def]
     sums,  # [max R, 2, 3]: out, for blocks and for texts, see `_learn`
     outcomes,  # [max R, COLUMNS + K]
     chains,  # [max R, 2 + CUTS] or None
-    batch_slots,  # [ROWS]: out, `slots`, and -1 behind them
-    batch_num_sampled,  # [ROWS]: out, `num_sampled`, and 0 behind them
+    batch_slots,  # [ROWS]: out, `slots`, and -1 after them
+    batch_num_sampled,  # [ROWS]: out, `num_sampled`, and 0 after them
     counts,  # [2, 4]
     counts_before,  # [2, 4]: out, `counts` before this step
     stride_texts,
@@ -132,9 +132,9 @@ def _grade(  # type: ignore[no-untyped-def]
     tl.store(batch_slots + request, slot)
     tl.store(batch_num_sampled + request, sampled)
     if request == 0:
-        behind = num_requests + tl.arange(0, ROWS)
-        tl.store(batch_slots + behind, -1, mask=behind < ROWS)
-        tl.store(batch_num_sampled + behind, 0, mask=behind < ROWS)
+        padding = num_requests + tl.arange(0, ROWS)
+        tl.store(batch_slots + padding, -1, mask=padding < ROWS)
+        tl.store(batch_num_sampled + padding, 0, mask=padding < ROWS)
         each = tl.arange(0, 8)
         tl.store(counts_before + each, tl.load(counts + each))
     end = tl.load(text_lens + slot)
@@ -147,7 +147,7 @@ def _grade(  # type: ignore[no-untyped-def]
     verified = tl.where(holds != NO_DRAFTS, admitted, 0)
     is_block = (holds == BLOCK) & (verified > 0)
     is_text = (holds == TEXT) & (verified > 0)
-    # A request may have places for a tree, but a chain of K drafts in them.
+    # A request may have draft slots for a tree, but a chain of K drafts in them.
     in_chain = tl.minimum(verified, K)
     accepted = tl.minimum(tl.where(verified > 0, sampled - 1, 0), K)
     if chains is not None:

@@ -102,7 +102,7 @@ class DFlashSpeculatorBase(DFlashSpeculator):
         """Let the target's forward end with fusing its taps (hook "fused taps"): its graphs do it.
 
         A compiled class runs no hooks. vLLM compiles a part of the models that it serves, and the
-        hook is on the whole.
+        hook is on the full model.
         """
 
         def fused(_: nn.Module, __: Any, output: tuple[torch.Tensor, list[torch.Tensor]]) -> Any:
@@ -152,20 +152,20 @@ class DFlashSpeculatorBase(DFlashSpeculator):
     def _config_of_layers(self) -> VllmConfig:
         """Config to build the drafter's layers with: they have their own attention backend, cache
         dtype and load config."""
-        whole, speculative = self.vllm_config, self.speculative_config
-        cache = whole.cache_config
+        config, speculative = self.vllm_config, self.speculative_config
+        cache = config.cache_config
         if speculative.kv_cache_dtype is not None:
             cache = replace(cache, cache_dtype=speculative.kv_cache_dtype)
         attention = replace(
-            whole.attention_config,
+            config.attention_config,
             use_non_causal=self.requires_non_causal,
             backend=speculative.attention_backend,
         )
         return replace(
-            whole,
+            config,
             attention_config=attention,
             cache_config=cache,
-            load_config=get_draft_load_config(whole),
+            load_config=get_draft_load_config(config),
         )
 
     @property
@@ -187,7 +187,7 @@ class DFlashSpeculatorBase(DFlashSpeculator):
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Plan graphs of blocks of one width, since the table of draft lengths is for the target's
         graphs, and as many of steps without a block."""
-        whole, self.vllm_config = self.vllm_config, self._with_larger_graphs(self.vllm_config)
+        config, self.vllm_config = self.vllm_config, self._with_larger_graphs(self.vllm_config)
         self.vllm_config.speculative_config = copy(self.speculative_config)
         self.vllm_config.speculative_config.num_speculative_tokens_per_batch_size = None
         try:
@@ -200,7 +200,7 @@ class DFlashSpeculatorBase(DFlashSpeculator):
                 decode_query_len=self.num_query_per_req,
             )
         finally:
-            self.vllm_config = whole
+            self.vllm_config = config
 
     def set_attn(
         self,
@@ -218,11 +218,11 @@ class DFlashSpeculatorBase(DFlashSpeculator):
         for groups in target_attn_groups or ():
             split_by_window(groups, attentions, self.engine_config, self.device)
         for groups in self.attn_groups:
-            wholes, groups[:] = list(groups), []
-            for whole in wholes:
-                block_size = whole.get_metadata_builder().kv_cache_spec.block_size
+            found, groups[:] = list(groups), []
+            for group in found:
+                block_size = group.get_metadata_builder().kv_cache_spec.block_size
                 groups += split_by_kind(
-                    whole, attentions, self.attn_vllm_config, self.device, block_size
+                    group, attentions, self.attn_vllm_config, self.device, block_size
                 )
         self._configure_decode_metadata_update()
 

@@ -189,7 +189,7 @@ class PlannedSpeculator(DFlashSpeculatorBase):
         *_: Any,
         **__: Any,
     ) -> torch.Tensor:
-        """Token of each row, [Q, H] -> [Q]: the likeliest, or drawn. Captured."""
+        """Token of each row, [Q, H] -> [Q]: the most likely, or drawn. Captured."""
         confidence = self.drafts.confidence.view(-1)[: len(hidden_states)]  # [Q]
         noise = self._noise(positions, row_slots) if self.draws_drafts else None
         if self.candidates is not None:

@@ -81,7 +81,7 @@ def _predict(  # type: ignore[no-untyped-def]
     request = tl.program_id(0)
     part, draft = tl.arange(0, PADDED_PARTS), tl.arange(0, PADDED_K)
     slot = tl.load(slots + request).to(tl.int64)
-    if slot < 0:  # a graph's row behind the batch
+    if slot < 0:  # a graph's row past the batch
         return
     end = tl.load(text_lens + slot)
     is_running = tl.load(num_sampled + request) > 0

@@ -36,9 +36,9 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     # draft as much as 1.
     few = [rows for rows in ROW_COUNTS if rows <= max(min(max_requests, most // block_rows), 2)]
     few = [rows for rows in few if _has_room_for_blocks(runner, rows)]
-    verify, whole = _dummy_steps(runner)
+    verify, full = _dummy_steps(runner)
     target = measure_curve(verify, profiled_rows(max_requests, most))
-    both = measure_curve(whole, few)
+    both = measure_curve(full, few)
     seconds = np.maximum(both.seconds - target.at(both.counts), 0.0)
     # vLLM gives each request of a decoding dummy batch the rows of a block or a tree. But a graph
     # for requests of any lengths is run with one request for each row.
@@ -48,7 +48,7 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
         return runner.speculator.num_dummy_requests
 
     longest = runner.max_model_len - rows
-    attention = measure_attention(verify, whole, rows, longest, num_requests)
+    attention = measure_attention(verify, full, rows, longest, num_requests)
     of_target = attention.plain + attention.draft * (rows / num_requests() - 1)
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
     drafting, free = Curve(both.counts * block_rows, seconds), Curve(both.counts, 0 * seconds)
@@ -113,7 +113,7 @@ def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[
     state = runner.model_state
     prepare_metadata = state.prepare_attn
 
-    def whole(rows: int, context: int = 0, *, uniform: bool = False) -> None:
+    def full(rows: int, context: int = 0, *, uniform: bool = False) -> None:
         # Rows with context belong to one request, unless a graph takes requests of any lengths.
         uniform = uniform or (context > 0 and rows > 1)
 
@@ -145,4 +145,4 @@ def _dummy_steps(runner: GPUModelRunner) -> tuple[Callable[..., None], Callable[
                 runner.model.compute_logits(chunk).argmax(dim=-1)
         torch.accelerator.synchronize()
 
-    return target_alone(runner.speculator)(whole), whole
+    return target_alone(runner.speculator)(full), full

@@ -63,8 +63,8 @@ def postprocess_mamba_align_gpu(
     for row, kept in enumerate(accepted):
         first = computed[row] + scheduled[row] - drafted[row]  # tokens up to the bonus token
         blocks = (first + kept - 1) // staged.block_size
-        behind = blocks * staged.block_size - first
-        if behind < 0:
+        tokens_after_first = blocks * staged.block_size - first
+        if tokens_after_first < 0:
             continue
         tables = {
             group: input_batch.block_table[group].get_numpy_array()[row]
@@ -77,7 +77,7 @@ def postprocess_mamba_align_gpu(
             copies.mamba_group_ids,
             columns[row],
             blocks - 1,
-            behind,
+            tokens_after_first,
             SimpleNamespace(block_ids=tables),
             forward_context,
         )

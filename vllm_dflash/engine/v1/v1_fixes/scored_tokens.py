@@ -3,7 +3,7 @@
 Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: the sampler gathers these tokens for one row per
 request, and replaces any other log-probabilities with them. With drafts, a request has several
 rows: the tensors do not fit and the engine ends for all users, or rows are left out. Without
-drafts, another request of the batch that asks for its likeliest tokens gets token 0 at minus
+drafts, another request of the batch that asks for its most likely tokens gets token 0 at minus
 infinity. Not reported yet (docs/engineering/upstream.md). Delete this file when `RejectionSampler`
 reads `logprob_token_ids`.
 """
@@ -95,10 +95,10 @@ def with_scored(
     width: int,
     values_of: Callable[[int], torch.Tensor],
 ) -> LogprobsTensors:
-    """Replace the likeliest tokens of requests with their scored tokens.
+    """Replace the most likely tokens of requests with their scored tokens.
 
     Args:
-        found: sampled and likeliest tokens, [R * width, 1 + most].
+        found: sampled and most likely tokens, [R * width, 1 + most].
         scored: tokens by request.
         width: rows per request in `found`.
         values_of: a request's own rows, [at most width, V].

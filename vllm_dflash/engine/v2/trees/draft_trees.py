@@ -4,7 +4,7 @@
     attend    let rows see the context and their ancestors                    (tree_attention.py)
     walk      accept the nodes that match the tokens drawn after each row     (tree_walk.py)
     settle    move K/V and features of accepted nodes to consecutive rows     (tree_move.py)
-    grow      make the next trees from the drafter's likeliest candidates     (tree_growth.py)
+    grow      make the next trees from the drafter's most likely candidates     (tree_growth.py)
 
 The host never waits for the device, and decides only how many drafts are verified. Requests that
 need chains get them, in the same batch as others' trees.
@@ -137,11 +137,11 @@ class DraftTrees:
         confidence: torch.Tensor,
         target_ids: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Store the candidates of R blocks, and return each row's likeliest, [R * K]. Captured.
+        """Store the candidates of R blocks, and return each row's first, [R * K]. Captured.
 
         Args:
             logits: logits over the drafter's vocabulary, [R * K, V].
-            confidence: out: probability of the likeliest candidate, [R * K].
+            confidence: out: probability of the most likely candidate, [R * K].
             target_ids: maps columns of the logits to token ids.
         """
         tokens, probabilities = (each.flatten(0, 1)[: len(logits)] for each in self.candidates)

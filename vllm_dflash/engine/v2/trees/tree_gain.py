@@ -1,6 +1,6 @@
 """Learns whether trees pay over chains, and of which size.
 
-A tree holds the chain of likeliest drafts. So each step that verifies trees tells what a chain
+A tree holds the chain of most likely drafts. So each step that verifies trees tells what a chain
 would have yielded, whatever the drafter thought. Its first nodes are the tree that it would have
 been with fewer, so the step also tells what all smaller trees would have yielded.
 """
@@ -36,7 +36,7 @@ class TreeGain:
 
     @property
     def ratios(self) -> Floats:
-        """Accepted drafts of trees of each size for each one of a whole chain, [S]."""
+        """Accepted drafts of trees of each size for each one of a full chain, [S]."""
         return (self._trees + ASSUMED_RATIO * ASSUMED_TOKENS) / (self._chains + ASSUMED_TOKENS)
 
     def record_step(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:

@@ -1,13 +1,13 @@
-"""Grows draft trees on the device: the N likeliest nodes of a block, best first.
+"""Grows draft trees on the device: the N most likely nodes of a block, best first.
 
 A drafter gives candidates for each position of its block, independent of the tokens chosen for the
 positions before. A node is a candidate after another node; its survival is the product of the
-chances along its path. Best first: the likeliest of all possible next nodes is added, and its child
-and its next sibling become possible instead. This gives exactly the N likeliest nodes, parents
-before children.
+chances along its path. Best first: the most likely of all possible next nodes is added, and its
+child and its next sibling become possible instead. This gives exactly the N most likely nodes,
+parents before children.
 
 Nodes with the same parent exclude each other. Each gets the drafter's probability for it, and none
-a higher chance than the likeliest. A node's survival is corrected by the request's ratio once, so
+a higher chance than the most likely. A node's survival is corrected by the request's ratio once, so
 that this does not change the tree.
 
 vLLM's trimming multiplies chances, draft by draft. So it gets each node's survival divided by that
@@ -36,7 +36,7 @@ MOST_CANDIDATES = 8
 
 
 class Candidates(NamedTuple):
-    """Candidates for the positions of blocks, likeliest first."""
+    """Candidates for the positions of blocks, most likely first."""
 
     tokens: torch.Tensor
     """[max R, K, C] int64; the first is the block's draft."""
@@ -80,7 +80,7 @@ def _grow(  # type: ignore[no-untyped-def]
 ):
     request = tl.program_id(0)
     slot = tl.load(slots + request).to(tl.int64)
-    if slot < 0:  # a graph's row behind the batch
+    if slot < 0:  # a graph's row past the batch
         return
     record = records + slot * (NUM_RECORD_FIELDS + 3 * K)
     last = tl.load(newest + slot)

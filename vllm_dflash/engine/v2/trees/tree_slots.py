@@ -36,7 +36,7 @@ class TreeSlots:
         self.masks = zeros(num_slots, num_nodes, dtype=torch.int64)
         """Nodes that each node sees, itself and its ancestors: bit j is node j, [S, N]."""
         self.argmax_nodes = zeros(num_slots, dtype=torch.int64)
-        """Bits of the nodes that, like all their ancestors, are their position's likeliest, [S]."""
+        """Bits of the nodes that, like all their ancestors, are their position's argmax, [S]."""
 
         # By request of the current batch.
         self.slots = zeros(num_slots, dtype=torch.int64)
@@ -47,7 +47,7 @@ class TreeSlots:
         self.path_lens = zeros(num_slots)
         """Number of accepted nodes, [max R]."""
         self.chains = torch.full_like(zeros(num_slots, 2 + len(TREE_CUTS)), -1)
-        """Outcome of each request's tree, [max R, 2 + C]: likeliest nodes verified; those of them
+        """Outcome of each request's tree, [max R, 2 + C]: most likely nodes verified; those of them
         accepted one after the other; and for each of `TREE_CUTS`, the tokens that the step would
         have brought with the tree cut to that size or less. -1: it had no tree."""
 
