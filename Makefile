@@ -6,7 +6,7 @@
 # make test-all   every test: other combinations, models, servers and schedules, too
 # make seams VLLM=0.33.0   say what that vLLM breaks, from its sources: seconds
 # make next    tests on vLLM 0.33's Python (VLLM=0.34.0: on another one's) over the installed kernels:
-#              configs, what is selected on which GPU, Model Runner V2, engines on the emulated GPU. Half
+#              configs, which DFlash runs what, Model Runner V2, engines on the emulated GPU. Half
 #              an hour; make test runs most of it
 # make mutants plant faults by machine in pure code, see which ones unit tests miss: hours
 # make faults  plant the hand-written faults of tests/faults, one after the other: hours. Some of them,
@@ -70,7 +70,7 @@ test-emulated:
 
 # The newest vLLM that we support, which pip installs on a GPU.
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
-NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py tests/engine/test_selection_matrix.py
+NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py
 # Tests of configs that a new vLLM may change: which DFlash runs what, and what is refused.
 SELECTED = pair published_drafters speculative_settings who_runs
 test-next:
@@ -86,13 +86,13 @@ test-server:
 # What no lane of `make test` has.
 test-rest:
 	$(ONE_THREAD) scripts/run.sh pytest tests/unit -m slow $(LONG:%=--ignore=%) $(PYTEST_ARGS)
-	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py --emulated $(PYTEST_ARGS)
+	$(ONE_THREAD) scripts/run.sh pytest tests/engine/test_hazards.py tests/engine/test_null_blocks.py \
+	    --emulated $(PYTEST_ARGS)
 
 # Takes longer than the limit for a test that hangs. Failures say how to reproduce them.
-fuzz: FUZZ = pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0 $(PYTEST_ARGS)
 fuzz: setup
-	$(ONE_THREAD) scripts/run.sh $(FUZZ) tests/unit --numprocesses=2 --dist=worksteal
-	scripts/run.sh $(FUZZ) tests/engine/test_random_traffic.py
+	$(ONE_THREAD) scripts/run.sh pytest tests/unit -m hypothesis --hypothesis-profile=fuzz --timeout=0 \
+	    --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 # Sources come from pip's index. They are parsed, never run. ARGS=--record writes vllm_dflash/seams.
 seams: setup

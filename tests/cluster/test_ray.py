@@ -9,18 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_child import EngineChild
-from stepped_engine import SteppedEngine
 from vllm import LLM
 
 from support import importing_support
-from support.engines import FIXED, TARGET, held_out_prompts
+from support.engines import FIXED, TARGET, held_out_prompts, nats_behind
 from support.ray_child import MARK
 from support.ray_cluster import HEAD, NOT_UP, RayCluster, ray_cluster
 from support.waiting import wait_until
 from vllm_dflash.config.engine_options import CPU_RAY_EXECUTOR, CPU_WORKER_V1
-from vllm_dflash.tools.completions import Finished, Request
+from vllm_dflash.tools.completions import Request
 from vllm_dflash.tools.server import EngineDied
-from vllm_dflash.tools.verify.divergence import Text, compare_all
 
 # In about one run of fifty, a cluster's nodes never came up. Each test has a new cluster.
 RERUN = pytest.mark.flaky(reruns=1, only_rerun=[NOT_UP])
@@ -76,18 +74,8 @@ def test_two_nodes_write_what_plain_decoding_writes(
         # Python's tracker may still be cleaning up after a process that has just ended.
         wait_until(lambda: not any(path.exists() for path in mapped), f"none of {mapped}")
 
-    stepped = SteppedEngine(plain.llm_engine)
-
-    def ask(requests: list[Request]) -> list[Finished]:
-        return [Finished(*one) for one in stepped.complete(requests, 4)]
-
-    texts = [
-        Text(tuple(prompt), tuple(reference.tokens), tuple(ours), TOKENS)
-        for prompt, reference, (ours, _) in zip(prompts, ask(requests), written, strict=True)
-    ]
-    found = compare_all(texts, {*stepped.facts()["stop_tokens"]}, ask)
-    assert all(one.is_tie(ROUNDING) for text in found for one in text)
-
+    for prompt, (text, _) in zip(prompts, written, strict=True):
+        assert max(nats_behind(plain, [prompt + text], len(text))) < ROUNDING
     assert {worker["node"] for worker in workers} == {HEAD, "127.0.0.3"}
     assert len({worker["actor"] for worker in workers} - {None}) == 2
     for worker, stats in zip(workers, every_stats, strict=True):

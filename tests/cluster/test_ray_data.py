@@ -41,35 +41,26 @@ def in_ray() -> Iterator[None]:
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    elif path.suffix == ".txt":
-        path.write_text("".join(f"{row['prompt']}\n" for row in rows))
-    else:
-        path.parent.mkdir(exist_ok=True)
-        parquet.write_table(Table.from_pylist(rows), path)
+    lines = [row["prompt"] if path.suffix == ".txt" else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
-@pytest.mark.parametrize("data", ["a.jsonl", "a.json", "a.txt", "folder"])
+@pytest.mark.parametrize("data", ["a.jsonl", "a.txt", "a.parquet"])
 def test_every_kind_of_data(in_ray: None, tmp_path: Path, data: str) -> None:
     rows = [{"key": f"k{number}", "prompt": f"line {number}"} for number in range(5)]
-    save(tmp_path / ("folder/a.parquet" if data == "folder" else data), rows)
+    if data == "a.parquet":
+        parquet.write_table(Table.from_pylist(rows), tmp_path / data)
+    else:
+        save(tmp_path / data, rows)
     about = BatchSettings(data=str(tmp_path / data), out=tmp_path, model="", drafter=None)
     numbered = [{"id": number, "prompt": f"line {number}"} for number in range(5)]
     assert sorted(read(about).take_all(), key=lambda row: row["id"]) == numbered
-
-
-def test_the_first_rows_and_columns_by_name(in_ray: None, tmp_path: Path) -> None:
-    data = tmp_path / "a.jsonl"
-    save(data, [{"key": f"k{number}", "prompt": f"line {number}"} for number in range(5)])
-    about = BatchSettings(data=str(data), out=tmp_path, model="", drafter=None)
-    numbered = [{"id": number, "prompt": f"line {number}"} for number in range(3)]
-    assert read(replace(about, limit=3)).take_all() == numbered
+    if data != "a.jsonl":
+        return
+    assert read(replace(about, limit=3)).take_all() == numbered[:3]
     named = read(replace(about, id_column="key"))
-    expected = [{"id": f"k{number}", "prompt": f"line {number}"} for number in range(5)]
-    assert sorted(named.take_all(), key=lambda row: row["id"]) == expected  # Ray mixes the order
+    found = sorted(named.take_all(), key=lambda row: row["id"])  # Ray mixes the order
+    assert found == [{"id": f"k{number}", "prompt": f"line {number}"} for number in range(5)]
     assert count_ids(named, "key") == 5
     with pytest.raises(ValueError, match=r"has no column 'promt': it has .*prompt"):
         read(replace(about, prompt_column="promt"))

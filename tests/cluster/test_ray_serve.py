@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from vllm import LLM
 from ray_engines.client_errors import REPLICA_DIED
 from support import ROOT
 from support.engines import greedy, held_out_prompts
-from support.replica_load import TOKENS, Asked, Load, of_kind, served_by, shared_memory_of
+from support.replica_load import TOKENS, Asked, Load, of_kind, served_by
 from support.servers import MODEL, Server, free_port, running
 from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
@@ -49,9 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(command, port, log, environment) as ready:  # one replica is ready
         wait_until(lambda: "Serving" in log.read_text(), "both ready")
         yield ready
-        segments = shared_memory_of(children(ready))
-    assert segments
-    wait_until(lambda: not any(one.exists() for one in segments), f"none of {segments}")
     assert set(Path(tempfile.gettempdir()).glob("dflash-ray-*")) <= folders
 
 
@@ -75,15 +71,6 @@ def test_the_route_is_vllms(server: Server, expected: list[str]) -> None:
         server.client.completions.create(model="nobody", prompt="a")
 
 
-def test_each_replica_has_its_share_of_the_cores(server: Server) -> None:
-    replicas = of_kind(children(server), REPLICA)
-    assert len(replicas) == 2
-    threads = str(max(1, (os.cpu_count() or 1) // 2))
-    for replica in replicas:
-        assert replica.environ()["OMP_NUM_THREADS"] == threads
-        assert replica.environ()["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-
-
 @pytest.mark.parametrize("kind", [REPLICA, ENGINE])
 def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
     server: Server, expected: list[str], kind: str
@@ -96,7 +83,6 @@ def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
         )
         victim = psutil.Process(load.streams_in_flight()[0].served_by or 0)
         family = [victim, *victim.children(recursive=True)]
-        segments = shared_memory_of(family)
         (target,) = [victim] if kind == REPLICA else of_kind(family, ENGINE)
         wait_until(
             lambda: victim.pid in {one.served_by for one in load.streams_in_flight()},
@@ -119,10 +105,9 @@ def test_who_is_served_by_a_dead_replica_is_told_so_and_nobody_else(
         assert one.error is not None or one.text == expected[one.prompt]
 
     wait_for_end(family)
-    wait_until(lambda: not any(one.exists() for one in segments), f"none of {segments}")
     wait_until(lambda: len(of_kind(children(server), REPLICA)) == 2, "a new process")
-    if kind == REPLICA:
-        comes_back(server, victim.pid)
+    if kind == REPLICA:  # the new one answers
+        wait_until(lambda: served_by_another(server, victim.pid), "a replica in its place")
 
 
 def is_clean(one: Asked, kind: str) -> bool:
@@ -136,17 +121,13 @@ def is_clean(one: Asked, kind: str) -> bool:
     return one.is_stream and type(one.error) is openai.APIError and of_dead
 
 
-def comes_back(server: Server, dead: int) -> None:
-    """Check that two replicas answer, neither of them the dead one, with no other load."""
-    seen: set[int] = set()
-
-    def is_seen() -> bool:
-        time.sleep(0.5)
+def served_by_another(server: Server, dead: int) -> bool:
+    """Return whether ten requests in a row are served by two replicas, of which none is dead."""
+    seen = set()
+    for _ in range(10):
         answer = server.client.completions.with_raw_response.create(
             model=MODEL, prompt=PROMPTS[0], max_tokens=1
         )
         seen.add(served_by(answer.headers))
-        return len(seen) == 2
-
-    wait_until(is_seen, "a replica in its place")
     assert dead not in seen
+    return len(seen) == 2

@@ -27,9 +27,10 @@ from support.crossed_requests import (
     Crossed,
     Mixture,
     answer_alone,
-    difference,
+    check_order,
     mixture,
     serve,
+    wrong_answers,
 )
 from support.engines import USES_V2, engine, fix_costs, greedy, scheduler_of
 from support.interpreter import triton_attention
@@ -98,10 +99,8 @@ def test_every_two_settings(combination: dict[str, str], plain: Plain, folder: P
         llm = stack.enter_context(engine(way, speculative_config=speculative, **settings))
         for number, (mix, answers) in enumerate(expected):
             found = serve(llm, mix, resets=True, has_priorities=has_priorities)
-            for one, ours, plains in zip(mix.requests, found, answers, strict=True):
-                if one.hangs_up is None:
-                    why = difference(ours, plains, has_logprobs=has_logprobs)
-                    assert why is None, f"mixture {number}, {one.about}: {why}"
+            wrong = wrong_answers(mix, found, answers, has_logprobs=has_logprobs)
+            assert not wrong, f"mixture {number}: {wrong}"
         check_counters(llm, combination)
         check_order(llm)
 
@@ -128,10 +127,3 @@ def check_counters(llm: LLM, combination: dict[str, str]) -> None:
         of_scheduler = scheduler_of(llm).statistics
         for name in ("free_draft_tokens", "free_accepted_tokens"):
             assert getattr(of_scheduler, name) <= stats[name], where
-
-
-def check_order(llm: LLM) -> None:
-    """Check that no request is left, and none of its blocks."""
-    assert not scheduler_of(llm).requests
-    pool = scheduler_of(llm).kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from parity import parity_command
-from parity.parity_command import EQUAL
-from parity.parity_report import BUILT_IN, stage_names
 from support import DEMO, ROOT
 from support.commands import examples_of
 from support.engines import FIXED, TARGET
 from support.inspected import check_schema
-from support.waiting import PATIENCE_S, wait_for_end, wait_until
-from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools import cli
-from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
-from vllm_dflash.tools.prompts import default_prompts, read_prompts
+from vllm_dflash.tools.console import COULD_NOT_RUN
+from vllm_dflash.tools.prompts import default_prompts
 
 pytestmark = pytest.mark.engine
 PAIR = [str(DEMO / "drafter"), "--target", str(DEMO / "target")]
@@ -81,43 +74,3 @@ def test_a_pair_that_would_be_left_to_vllm_is_refused(
     assert cli.main([command, *asked, *flags]) == COULD_NOT_RUN
     *_, last = capfd.readouterr().err.splitlines()
     assert last.startswith(f"vllm-dflash {command}: vllm-dflash cannot run this engine: worker_cls")
-
-
-def test_parity_of_the_demo_pair(capfd: pytest.CaptureFixture[str]) -> None:
-    """stdout is JSON and nothing else; both sides read the drafter with the overrides."""
-    overrides = json.dumps({"layer_types": ["sliding_attention"] * 3, "sliding_window": 16})
-    options = ["--json", "--tokens", "8", "--drafter-overrides", overrides]
-    assert parity_command.main([*PAIR, *options]) == EQUAL
-    report = json.loads(capfd.readouterr().out)
-    assert (report["verdict"], report["runner"], report["dtype"]) == ("equal", "v1", "float32")
-    assert [stage["stage"] for stage in report["stages"]] == stage_names(read_drafter(PAIR[0]))
-    assert max(max(stage["end_to_end"], stage["alone"]) for stage in report["stages"]) <= 1e-4
-    assert len(report["acceptance"]) == len(read_prompts(BUILT_IN))
-    assert all(one["engine"] == one["reference"] != [] for one in report["acceptance"])
-
-
-def test_interrupting_parity_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C while the engine's processes start; vLLM by itself does not survive this."""
-    with subprocess.Popen(
-        [sys.executable, str(ROOT / "benchmarks" / "parity"), *PAIR],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Processes that a shell starts in the background ignore interrupts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as command:
-        parent = psutil.Process(command.pid)
-        wait_until(
-            lambda: command.poll() is not None or len(parent.children(recursive=True)) >= 3,
-            "the engine's process, and two that vLLM starts",
-        )
-        assert command.poll() is None, command.communicate()[1]
-        started = parent.children(recursive=True)
-        os.killpg(command.pid, signal.SIGINT)
-        out, err = command.communicate(timeout=PATIENCE_S)
-    assert (command.returncode, out) == (INTERRUPTED, ""), err
-    assert "Traceback" not in err
-    wait_for_end(started)
-    assert not list(tmp_path.glob("vllm-dflash-parity-*"))

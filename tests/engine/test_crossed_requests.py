@@ -1,8 +1,8 @@
 """Random mixtures of requests get plain decoding's answers, whatever they ask for.
 
 Each request of a mixture is compared with plain decoding of that request alone. Its answer must
-not depend on what its neighbours ask for, on which requests have drafts in a step and how many, or
-on a prompt or a preemption beside it. `reliability.md` says what was found.
+not depend on what its neighbours ask for, on which requests have drafts in a step and how many, on
+a prompt or a preemption beside it, or on who hangs up. `reliability.md` says what was found.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 import pytest
 from vllm import LLM
 
+from support.context_rows import ContextRows
 from support.crossed_requests import (
     REASONING,
     TOKENS,
     Answer,
     Mixture,
     answer_alone,
-    difference,
+    check_order,
     each_alone,
     mixture,
     serve,
+    wrong_answers,
 )
 from support.engines import DFLASH, FIXED, USES_V2, engine, fix_costs, scheduler_of
 from support.planner_world import curve
@@ -34,11 +36,19 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 96,  # so that prompts come in chunks, beside others' drafts
     "reasoning_config": REASONING,
 }
+LITTLE = {"num_gpu_blocks_override": 8, "max_model_len": 160}
+"""Cache for half of the requests: the others wait, or are preempted."""
 NEVER_PAYS = "drafts never pay"
 ENGINES = (
-    (pytest.param("synchronous, fixed", marks=pytest.mark.slow), "asynchronous, adaptive")
+    (
+        "asynchronous, adaptive, little cache",
+        pytest.param("synchronous, fixed", marks=pytest.mark.slow),
+    )
     if USES_V2
-    else ("adaptive", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fixed", NEVER_PAYS)))
+    else (
+        "adaptive, little cache",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("adaptive", "fixed", NEVER_PAYS)),
+    )
 )
 MIXTURES = 3 if USES_V2 else 16
 MANY = 20 if USES_V2 else 200
@@ -75,6 +85,7 @@ def llm(request: pytest.FixtureRequest, expected: list[Expected]) -> Iterator[LL
     """An engine that starts after the plain one has ended."""
     kind = request.param
     scheduling = kind.partition(",")[0] if USES_V2 else ""
+    settings = {**SETTINGS, **(LITTLE if "little" in kind else {})}
     with pytest.MonkeyPatch.context() as patch:
         fix_costs(patch)
         if kind == NEVER_PAYS:
@@ -82,19 +93,32 @@ def llm(request: pytest.FixtureRequest, expected: list[Expected]) -> Iterator[LL
 
             patch.setattr(V1CPUWorker, "measure", lambda self: never_paying())
         speculative = FIXED if kind.endswith("fixed") else DFLASH
-        with engine(scheduling, speculative_config=speculative, **SETTINGS) as started:
+        with engine(scheduling, speculative_config=speculative, **settings) as started:
             yield started
 
 
-def test_answers_are_plain_decodings(llm: LLM, expected: list[Expected]) -> None:
-    wrong = []
+def test_hazard_6_answers_are_plain_decodings(
+    llm: LLM, expected: list[Expected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each step, the drafter has the context of each request; at the end, nothing is left."""
+    wrong, context, scheduler = [], ContextRows(llm), scheduler_of(llm)
+    preempted, preempt = list[Any](), scheduler._preempt_request
+
+    def noted(*args: Any, **named: Any) -> None:
+        preempted.append(args)
+        preempt(*args, **named)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", noted)
+
+    def check() -> None:
+        assert not context.missing()
+
     for number, (mix, answers) in enumerate(expected):
-        found = serve(llm, mix, resets=True)
-        for one, ours, plains in zip(mix.requests, found, answers, strict=True):
-            if why := difference(ours, plains):
-                wrong.append(f"mixture {number - 1}, {one.about}: {why}")
+        found = serve(llm, mix, resets=True, check=check)
+        wrong += [f"mixture {number - 1}, {one}" for one in wrong_answers(mix, found, answers)]
+        check_order(llm)
     assert not wrong, "\n".join(wrong)
-    assert not scheduler_of(llm).requests
     (stats,) = llm.collective_rpc("dflash_stats")
     assert stats["accepted_tokens"] > TOKENS
-    assert stats["captures_after_warmup"] == 0
+    assert stats["nan_drafts"] == stats["captures_after_warmup"] == 0
+    assert len(preempted) > 5

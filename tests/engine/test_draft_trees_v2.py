@@ -30,15 +30,14 @@ from support.engines import (
     greedy,
     held_out_prompts,
     in_order,
-    joined,
     proposer_of,
     scheduler_of,
     token_ids,
-    tokens_by_step,
 )
 from support.interpreter import triton_attention
 from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
+from support.stepped_requests import joined, tokens_by_step
 from support.tree_ranks import interpreting_ranks
 from vllm_dflash.checkpoint.read import read_drafter
 

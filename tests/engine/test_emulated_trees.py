@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from support.emulated_runs import on_cpu, run, watched
-from support.engines import FIXED, engine, greedy, joined, proposer_of, token_ids, tokens_by_step
+from support.engines import FIXED, engine, greedy, proposer_of, token_ids
 from support.schedules import GRAPHS, ON_GPU, PROMPTS, SIZES, tokens_of
+from support.stepped_requests import joined, tokens_by_step
 from vllm_dflash.engine.v2.trees import tree_kernels
 
 pytestmark = pytest.mark.emulated

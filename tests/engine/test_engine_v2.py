@@ -19,14 +19,15 @@ from support.engines import (
     FIXED,
     TARGET,
     engine,
-    fix_costs,
     greedy,
     held_out_prompts,
     proposer_of,
+    scheduler_of,
     token_ids,
-    tokens_by_step,
 )
 from support.native_child import NEW_TOKENS
+from support.stepped_requests import tokens_by_step
+from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler
 
 pytestmark = pytest.mark.v2
 PROMPTS = held_out_prompts(8)[4:]
@@ -80,34 +81,12 @@ def test_the_same_acceptance_as_vllms_own_speculator(tmp_path: Path, source: Pat
     assert max(len(step) for steps in ours for step in steps) > 4
 
 
-@pytest.mark.parametrize(
-    "draft_length", [pytest.param("fixed", marks=pytest.mark.slow), "adaptive"]
-)
-def test_asynchronous_scheduling_gives_the_same_tokens(
-    expected: list[list[int]],
-    draft_length: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fix_costs(monkeypatch)
-    speculative = {**DFLASH, "draft_length": draft_length}
-    with engine("asynchronous", speculative_config=speculative, max_num_seqs=4) as llm:
-        core = llm.llm_engine.engine_core.engine_core
-        assert core.async_scheduling
-        assert type(core.scheduler).__name__ == "V2AsyncScheduler"
-        assert token_ids(llm, PROMPTS, PARAMS) == expected
-        (stats,) = llm.collective_rpc("dflash_stats")
-        if draft_length == "adaptive":
-            assert core.scheduler.planner.is_started
-    assert stats["accepted_tokens"] > 0
-    assert stats["nan_drafts"] == 0
-    assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
-
-
 def test_asynchronous_steps_without_drafts_store_context_and_draft_nothing(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever lengths the scheduler chooses, from none to all, the output stays the same."""
     with engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=4) as llm:
+        assert type(scheduler_of(llm)) is V2AsyncScheduler
         directed(llm, monkeypatch, lengths_in_turn(7, 0, 0, 3, 1, 0, 7, 7, 2, 0))
         prefer(llm, text=0.0, block=0.9)
         drafted = []

@@ -18,11 +18,11 @@ from support.engines import (
     held_out_prompts,
     slow_on_v2,
     token_ids,
-    tokens_by_step,
 )
 from support.families import NEW_TOKENS, PROMPTS, Family, make_family
 from support.quantised import quantise
 from support.reference_decoding import draft
+from support.stepped_requests import tokens_by_step
 from support.targets import BUILDERS
 from vllm_dflash.model.vocabulary import DraftVocabulary
 
@@ -44,7 +44,7 @@ def drafted_logits(llm: LLM, prompt: list[int]) -> tuple[list[list[int]], list[t
     """Return the tokens of each step, and the drafter's logits at each step that drafted."""
     params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
     with watch_logits(llm) as logits:
-        (steps,) = tokens_by_step(llm, [{"prompt_token_ids": prompt}], params)
+        (steps,) = tokens_by_step(llm, [prompt], params)
     return steps, logits
 
 

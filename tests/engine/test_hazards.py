@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,13 +31,12 @@ from support.engines import (
     held_out_prompts,
     prefix_cache_hits,
     proposer_of,
-    token_ids,
+    scheduler_of,
 )
 from support.interpreter import triton_attention
-from support.pairs import drafter_config, save_drafter
 from support.reference_decoding import generate
 from support.reference_trees import acceptance_lengths
-from support.targets import continued, make_target
+from support.stepped_requests import Stepped, run_by_hand
 from vllm_dflash.checkpoint.read import read_drafter
 
 pytestmark = [pytest.mark.usefixtures("runner"), pytest.mark.also_emulated]
@@ -136,49 +134,23 @@ def llm(shared: LLM) -> Iterator[LLM]:
     yield shared
     core = shared.llm_engine
     core.abort_request(list(core.output_processor.external_req_ids))  # of a test that failed
-    pool = shared.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    pool = scheduler_of(shared).kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
     (stats,) = shared.collective_rpc("dflash_stats")
     assert stats["nan_drafts"] == 0
     assert stats["captures_after_warmup"] == stats["reallocations_after_warmup"] == 0
 
 
-class Session:
-    """Requests of one engine, stepped by hand, with each step's number of tokens and all tokens."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.core = llm.llm_engine
-        self.steps: dict[str, list[int]] = {}
-        self.tokens: dict[str, list[int]] = {}
-        self.ended: dict[str, str | None] = {}
-
-    def add(self, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS) -> None:
-        params = greedy(new_tokens, ignore_eos=True)
-        self.core.add_request(name, {"prompt_token_ids": prompt}, params)
-        self.steps[name], self.tokens[name] = [], []
-
-    def step(self) -> None:
-        for output in self.core.step():
-            name, one = output.request_id, output.outputs[0]
-            if new := len(one.token_ids) - len(self.tokens[name]):
-                self.steps[name].append(new)
-                self.tokens[name] = list(one.token_ids)
-            self.ended[name] = one.finish_reason
-
-    def finish(self) -> None:
-        while self.core.has_unfinished_requests():
-            self.step()
+def params(new_tokens: int = NEW_TOKENS) -> SamplingParams:
+    return greedy(new_tokens, ignore_eos=True)
 
 
 def serve(
     llm: LLM, prompts: list[list[int]], new_tokens: int = NEW_TOKENS
 ) -> list[tuple[list[int], list[int]]]:
     """Return each prompt's tokens and how many each step brought, in the form of `expected`."""
-    session = Session(llm)
-    for number, prompt in enumerate(prompts):
-        session.add(str(number), prompt, new_tokens)
-    session.finish()
-    return [(session.tokens[name], session.steps[name]) for name in session.tokens]
+    stepped = run_by_hand(llm, prompts, params(new_tokens))
+    return [(stepped.tokens(name), stepped.counts(name)) for name in stepped.steps]
 
 
 def plain_hits(prompts: list[list[int]]) -> int:
@@ -219,27 +191,25 @@ def test_hazard_1_requests_thrown_out_between_two_steps(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
     """`reset_prefix_cache` preempts them while they have drafts, and they resume at once."""
-    session = Session(llm)
-    for number in range(3):
-        session.add(str(number), prompts[number])
-    while min(map(len, session.steps.values())) < 2:
-        session.step()
-    before = {name: list(tokens) for name, tokens in session.tokens.items()}
-    steps_before = {name: len(steps) for name, steps in session.steps.items()}
-    assert session.core.reset_prefix_cache(reset_running_requests=True)
-    session.finish()
-    for number in range(3):
-        name, written = str(number), len(before[str(number)])
-        assert session.tokens[name] == expected(prompts[number])[0]
+    stepped, names = Stepped(llm), ("0", "1", "2")
+    for name in names:
+        stepped.add(name, prompts[int(name)], params())
+    stepped.until(2, *names)
+    before = {name: (stepped.tokens(name), len(stepped.steps[name])) for name in names}
+    assert stepped.core.reset_prefix_cache(reset_running_requests=True)
+    stepped.finish()
+    for name, (written, num_steps) in before.items():
+        prompt = prompts[int(name)]
+        assert stepped.tokens(name) == expected(prompt)[0]
         # It continues like a new request that has all of this as its prompt.
-        resumed = expected(prompts[number] + before[name], NEW_TOKENS - written)[1]
-        assert session.steps[name][steps_before[name] :] == resumed
+        resumed = expected(prompt + written, NEW_TOKENS - len(written))[1]
+        assert stepped.counts(name)[num_steps:] == resumed
 
 
 def test_hazard_2_chunks_that_sample_nothing_store_their_context(
     llm: LLM, way: str, prompts: list[list[int]], expected: Any
 ) -> None:
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = scheduler_of(llm)
     wanted = [expected(prompt, 12) for prompt in prompts[:2]]
     try:
         # Smaller chunks would cut the verified drafts as well.
@@ -256,35 +226,18 @@ def test_hazard_2_chunks_that_sample_nothing_store_their_context(
         scheduler.scheduler_config.long_prefill_token_threshold = 0
 
 
-@pytest.mark.skipif(not USES_V2, reason="vLLM's V1 runner fails, also without drafts")
-def test_a_seed_is_as_far_on_after_a_prompt_in_many_chunks(
-    llm: LLM, prompts: list[list[int]]
-) -> None:
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=9, ignore_eos=True)
-    written = []
-    try:
-        for size in (0, 31):  # 0: the engine's own limit, 64
-            scheduler.scheduler_config.long_prefill_token_threshold = size
-            written.append(token_ids(llm, [{"prompt_token_ids": prompts[3]}], sampled))
-            assert llm.reset_prefix_cache()
-        short = token_ids(llm, [{"prompt_token_ids": prompts[3][:20]}], sampled)
-    finally:
-        scheduler.scheduler_config.long_prefill_token_threshold = 0
-    assert written[0] == written[1] != short
-
-
 def test_hazard_3_rejected_rows_are_never_stored(llm: LLM, prompts: list[list[int]]) -> None:
     """After every step the drafter's cache holds the context of each request and nothing else."""
-    rows = ContextRows(llm)
-    session = Session(llm)
+    rows, stepped = ContextRows(llm), Stepped(llm)
     for number in range(3):
-        session.add(str(number), prompts[number])
+        stepped.add(str(number), prompts[number], params())
+
+    def check() -> None:
+        assert not rows.missing()
+        assert not rows.surplus()
+
     try:
-        while session.core.has_unfinished_requests():
-            session.step()
-            assert not rows.missing()
-            assert not rows.surplus()
+        stepped.finish(check)
     finally:
         rows.stop()
     assert len(rows.stored) > 3 * NEW_TOKENS
@@ -311,22 +264,19 @@ def test_hazard_6_a_row_and_its_blocks_are_used_again_after_an_abort(
     llm: LLM, prompts: list[list[int]], expected: Any
 ) -> None:
     """One request leaves while it has drafts, one in the middle of its prompt."""
-    session = Session(llm)
-    session.add("decoding", prompts[0])
-    session.add("0", prompts[1])
-    while len(session.steps["decoding"]) < 2:
-        session.step()
-    session.add("in its prompt", prompts[3])
-    session.step()
-    assert not session.steps["in its prompt"]
-    session.core.abort_request(["decoding", "in its prompt"])
-    session.add("1", prompts[2])
-    session.add("2", prompts[0])
-    session.finish()
-    for number, prompt in enumerate((prompts[1], prompts[2], prompts[0])):
-        tokens, steps = expected(prompt)
-        assert session.tokens[str(number)] == tokens
-        assert session.steps[str(number)] == steps
+    stepped = Stepped(llm)
+    stepped.add("decoding", prompts[0], params())
+    stepped.add("0", prompts[1], params())
+    stepped.until(2, "decoding")
+    stepped.add("in its prompt", prompts[3], params())
+    stepped.step()
+    assert not stepped.steps["in its prompt"]
+    stepped.core.abort_request(["decoding", "in its prompt"])
+    stepped.add("1", prompts[2], params())
+    stepped.add("2", prompts[0], params())
+    stepped.finish()
+    for name, prompt in zip("012", (prompts[1], prompts[2], prompts[0]), strict=True):
+        assert (stepped.tokens(name), stepped.counts(name)) == expected(prompt)
 
 
 def test_hazard_9_drafts_lie_in_blocks_of_their_request(
@@ -340,55 +290,3 @@ def test_hazard_9_drafts_lie_in_blocks_of_their_request(
             assert serve(llm, some, 6) == [expected(prompt, 6) for prompt in some]
     assert len({draft.request for draft in seen}) == 2 * len(lengths)
     assert all(draft.written <= draft.own and 0 not in draft.written for draft in seen)
-
-
-@either_way
-def test_a_request_near_the_context_limit_changes_no_other(
-    llm: LLM, prompts: list[list[int]], expected: Any
-) -> None:
-    """It does not end early either: it gets fewer drafts, and in the end none."""
-    session = Session(llm)
-    session.add("long", prompts[3], 10_000)
-    session.add("0", prompts[0])
-    session.add("1", prompts[1])
-    session.finish()
-    assert session.tokens["long"] == expected(prompts[3], LIMIT - 150)[0]
-    assert max(session.steps["long"]) > 1
-    assert session.ended["long"] == "length"
-    assert session.steps["0"] == expected(prompts[0])[1]
-    assert session.steps["1"] == expected(prompts[1])[1]
-
-
-def test_hazard_8_null_blocks_are_never_written(tmp_path: Path) -> None:
-    """On V2 the target gives up blocks before its window; on V1 all layers share one group."""
-    target = make_target(tmp_path / "target", "mistral")
-    sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 20}
-    save_drafter(tmp_path / "drafter", drafter_config(**sliding))
-    prompts = [[(7 * n + 3 * i) % 300 for i in range(n)] for n in (9, 150)]
-    with engine(
-        model=str(tmp_path / "target"),
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        speculative_config={**FIXED, "model": str(tmp_path / "drafter")},
-    ) as llm:
-        manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
-        session = Session(llm)
-        for number, prompt in enumerate(prompts):
-            session.add(str(number), prompt, 16)
-        given_up = 0
-        with watch_drafts(llm) as seen:
-            while session.core.has_unfinished_requests():
-                session.step()
-                for group in manager.coordinator.single_type_managers:
-                    for blocks in group.req_to_blocks.values():
-                        given_up += sum(block.is_null for block in blocks)
-        caches = [a.attn.kv_cache for a in proposer_of(llm).model.context.attentions]
-        assert all((cache[0] == 0).all() for cache in caches)
-        assert all((cache[1:] != 0).any() for cache in caches)
-    assert (given_up > 0) == USES_V2
-    assert len({draft.request for draft in seen}) == len(prompts)
-    assert all(0 not in draft.written for draft in seen)
-    for number, prompt in enumerate(prompts):
-        assert prompt + session.tokens[str(number)] == continued(target, prompt, 16)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import LLM
+from vllm import LLM, SamplingParams
 
 from support.device_decisions import directed, lengths_in_turn
 from support.engines import DFLASH, FIXED, engine, greedy, prefix_cache_hits, token_ids
 from support.forced_drafts import forced_drafts
 from support.hybrids import kernels_for_gpus, know_qwen35
 from support.pairs import drafter_config, save_drafter
+from support.stepped_requests import Stepped
 from support.targets import continued, make_target
 
 pytestmark = pytest.mark.v2
@@ -59,10 +60,12 @@ class Hybrid:
         return engine(scheduling, **settings)
 
 
+def params() -> SamplingParams:
+    return greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
+
+
 def serve(llm: LLM) -> list[list[int]]:
-    requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
-    return token_ids(llm, requests, params)
+    return token_ids(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS], params())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,38 +125,30 @@ def test_any_number_of_drafts_may_be_rejected(llm: LLM, hybrid: Hybrid) -> None:
 @one_of_them
 def test_requests_thrown_out_between_two_steps_go_on(llm: LLM, hybrid: Hybrid) -> None:
     """`reset_prefix_cache` preempts them while they have drafts, and they resume at once."""
-    core, tokens, is_running = llm.llm_engine, {}, True
+    stepped, names = Stepped(llm), ("0", "1", "2")
     with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
-        for number, prompt in enumerate(PROMPTS):
-            params = greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
-            core.add_request(str(number), {"prompt_token_ids": prompt}, params)
-        while core.has_unfinished_requests():
-            for output in core.step():
-                tokens[output.request_id] = list(output.outputs[0].token_ids)
-            if is_running and len(tokens) == len(PROMPTS):
-                assert core.reset_prefix_cache(reset_running_requests=True)
-                is_running = False
-    assert [tokens[str(number)] for number in range(len(PROMPTS))] == hybrid.expected
-    assert not is_running
+        for name in names:
+            stepped.add(name, PROMPTS[int(name)], params())
+        stepped.until(1, *names)
+        assert stepped.core.reset_prefix_cache(reset_running_requests=True)
+        stepped.finish()
+    assert [stepped.tokens(name) for name in names] == hybrid.expected
 
 
 @one_of_them
 def test_a_state_is_not_the_next_requests(llm: LLM, hybrid: Hybrid) -> None:
     """One leaves while it has drafts, one in the middle of its prompt; others take their places."""
-    core, params = llm.llm_engine, greedy(NEW_TOKENS, detokenize=False, ignore_eos=True)
-    tokens: dict[str, list[int]] = {}
+    stepped = Stepped(llm)
     with forced_drafts(llm, hybrid.texts, lambda place: place % 8):
         for name, prompt in (("decoding", PROMPTS[0]), ("1", PROMPTS[1]), ("long", PROMPTS[2])):
-            core.add_request(name, {"prompt_token_ids": prompt}, params)
-        while len(tokens) < 2:
-            tokens |= {one.request_id: list(one.outputs[0].token_ids) for one in core.step()}
-        assert "long" not in tokens
-        core.abort_request(["decoding", "long"])
+            stepped.add(name, prompt, params())
+        stepped.until(1, "decoding", "1")
+        assert not stepped.steps["long"]
+        stepped.core.abort_request(["decoding", "long"])
         for number in (0, 2):
-            core.add_request(str(number), {"prompt_token_ids": PROMPTS[number]}, params)
-        while core.has_unfinished_requests():
-            tokens |= {one.request_id: list(one.outputs[0].token_ids) for one in core.step()}
-    assert [tokens[str(number)] for number in range(len(PROMPTS))] == hybrid.expected
+            stepped.add(str(number), PROMPTS[number], params())
+        stepped.finish()
+    assert [stepped.tokens(name) for name in ("0", "1", "2")] == hybrid.expected
 
 
 @one_of_them

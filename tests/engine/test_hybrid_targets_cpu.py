@@ -17,6 +17,7 @@ from support.forced_drafts import forced_drafts
 from support.forced_texts import ForcedTexts
 from support.hybrids import know_qwen35
 from support.pairs import drafter_config, save_drafter
+from support.stepped_requests import Stepped
 from support.targets import make_target
 from vllm_dflash.engine.v1.fixed_length import FixedLength
 
@@ -48,18 +49,14 @@ def next_turn(texts: list[list[int]]) -> list[list[int]]:
 
 def preempted(llm: LLM) -> list[list[int]]:
     """Serve the prompts, but preempt them midway; one more request leaves for good."""
-    core, tokens, is_running = llm.llm_engine, {}, True
-    core.add_request("x", {"prompt_token_ids": PROMPTS[1]}, params())
-    for number, prompt in enumerate(PROMPTS):
-        core.add_request(str(number), {"prompt_token_ids": prompt}, params())
-    while core.has_unfinished_requests():
-        for output in core.step():
-            tokens[output.request_id] = list(output.outputs[0].token_ids)
-        if is_running and {"x", "0"} <= tokens.keys():
-            core.abort_request(["x"])
-            assert core.reset_prefix_cache(reset_running_requests=True)
-            is_running = False
-    return [[*prompt, *tokens[str(number)]] for number, prompt in enumerate(PROMPTS)]
+    stepped, names = Stepped(llm), ("0", "1", "2")
+    for name, prompt in zip(("x", *names), (PROMPTS[1], *PROMPTS), strict=True):
+        stepped.add(name, prompt, params())
+    stepped.until(1, "x", "0")
+    stepped.core.abort_request(["x"])
+    assert stepped.core.reset_prefix_cache(reset_running_requests=True)
+    stepped.finish()
+    return [[*PROMPTS[int(name)], *stepped.tokens(name)] for name in names]
 
 
 @pytest.mark.parametrize(  # V2 tests the other

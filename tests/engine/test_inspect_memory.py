@@ -16,12 +16,9 @@ from support.pairs import (
 from support.quantised import quantise
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
-from vllm_dflash.tools.inspect.inspection import MemoryFacts
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}
-OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 512}
-"""The settings of `engine`."""
 
 
 @pytest.fixture
@@ -46,56 +43,46 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return sizes
 
 
-def memory_of(drafter: Path, target: Path, options: dict[str, Any] = OPTIONS) -> MemoryFacts:
-    found = inspect_pair(str(drafter), str(target), **options)
+SHAPES: dict[str, dict[str, Any]] = {
+    # Pages twice as large as the target's.
+    "biases and sinks": {
+        **MIXED,
+        "num_key_value_heads": 4,
+        "attention_bias": True,
+        "attention_sink_bias": True,
+    },
+    # Half as large again; rows of the vocabulary are padded.
+    "a vocabulary of its own": {
+        **THREE_HEADS,
+        "target_hidden_size": 64,
+        "hidden_size": 96,
+        "draft_vocab_size": 100,
+    },
+    "dflash2": dflash2_config(),
+    "lilicorr": lilicorr_config(),
+}
+
+
+@pytest.mark.parametrize("kind", ["the demo pair", "int8", "int4", *SHAPES])
+def test_a_drafters_memory(tmp_path: Path, kind: str, loaded: dict[str, int]) -> None:
+    """Pages of another size than the target's share its cache group. Quantised weights are as large
+    as in the file, and have no copy for the context."""
+    target, drafter, more = TARGET, DRAFTER, dict[str, Any]()
+    is_quantised = kind in ("int8", "int4")
+    if is_quantised:
+        drafter = tmp_path / "it"
+        quantise(DRAFTER, drafter, kind)
+    elif kind in SHAPES:
+        pair = make_pair(tmp_path, **SHAPES[kind])
+        target, drafter, more = pair.target, pair.drafter, {"skip_tokenizer_init": True}
+    dtype = "bfloat16" if is_quantised else "float32"
+    settings: dict[str, Any] = {"dtype": dtype, "max_model_len": 512}
+    found = inspect_pair(str(drafter), str(target), **settings)
     assert found.exit_code == 0, found.to_dict()
     assert found.memory is not None
-    return found.memory
-
-
-def drafting(drafter: Path, **settings: Any) -> Any:
-    return engine(speculative_config={**FIXED, "model": str(drafter)}, **settings)
-
-
-def check_weights(memory: MemoryFacts, loaded: dict[str, int]) -> None:
-    assert memory.drafter_weights == sum(loaded.values())
-
-
-def test_the_demo_pair(loaded: dict[str, int]) -> None:
-    memory = memory_of(DRAFTER, TARGET)
-    with drafting(DRAFTER) as llm:
-        assert memory.drafter_cache_per_token == drafter_cache_per_token(llm)
-    check_weights(memory, loaded)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        # Pages twice as large as the target's.
-        {**MIXED, "num_key_value_heads": 4, "attention_bias": True, "attention_sink_bias": True},
-        # Half as large again; rows of the vocabulary are padded.
-        {**THREE_HEADS, "target_hidden_size": 64, "hidden_size": 96, "draft_vocab_size": 100},
-        dflash2_config(),
-        lilicorr_config(),
-    ],
-    ids=["biases and sinks", "a vocabulary of its own", "dflash2", "lilicorr"],
-)
-def test_other_shapes(tmp_path: Path, changes: dict[str, Any], loaded: dict[str, int]) -> None:
-    """Pages of another size than the target's share its cache group."""
-    pair = make_pair(tmp_path, **changes)
-    memory = memory_of(pair.drafter, pair.target)
-    with drafting(pair.drafter, model=str(pair.target), skip_tokenizer_init=True) as llm:
-        assert memory.drafter_cache_per_token == drafter_cache_per_token(llm)
-    check_weights(memory, loaded)
-
-
-@pytest.mark.parametrize("way", ["int8", "int4"])
-def test_quantised_weights(tmp_path: Path, way: str, loaded: dict[str, int]) -> None:
-    """They are as large as in the file, and have no copy for the context."""
-    quantise(DRAFTER, tmp_path / "it", way)
-    options = {**OPTIONS, "dtype": "bfloat16"}
-    memory = memory_of(tmp_path / "it", TARGET, options)
-    with drafting(tmp_path / "it", dtype="bfloat16") as llm:
-        assert memory.drafter_cache_per_token == drafter_cache_per_token(llm)
-    # For layers that are merged here, vLLM keeps a single `weight_shape`, of 16 bytes.
-    assert memory.drafter_weights == pytest.approx(sum(loaded.values()), rel=2e-4)
+    drafts = {**FIXED, "model": str(drafter)}
+    with engine(model=str(target), speculative_config=drafts, **settings, **more) as llm:
+        assert found.memory.drafter_cache_per_token == drafter_cache_per_token(llm)
+    # For quantised layers that are merged here, vLLM keeps a single `weight_shape`, of 16 bytes.
+    weights = pytest.approx(sum(loaded.values()), rel=2e-4 if is_quantised else 0)
+    assert found.memory.drafter_weights == weights

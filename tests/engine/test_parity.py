@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from torch import Tensor, cat, float32
+from torch import float32
 from vllm import LLM
 
 from parity.check import engine_arguments, record_prompts
@@ -68,36 +68,6 @@ def test_a_clean_pair(runner: str, tmp_path: Path, name: str) -> None:
         # step has drafts as well, and its bonus token may be one too many.
         assert TOKENS - 2 <= sum(prompt.engine) + len(prompt.engine) < TOKENS + USES_V2
     assert sum(sum(prompt.engine) for prompt in report.acceptance) > 0
-
-
-def test_a_walk_that_forgets_the_token_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DFlash 2: all candidates are scored as if they followed the bonus token."""
-    target, drafter = str(DEMO / "target"), str(DEMO / "drafter2")
-    with engine(**engine_arguments(drafter, target, "float32", 512)) as llm:
-        selector = proposer_of(llm).model.selector
-        right = selector.forward
-
-        def forgetful(candidates: Tensor, logits: Tensor, hidden: Tensor, bonus: Tensor) -> Tensor:
-            places = candidates.shape[1]
-            one_by_one = [
-                right(candidates[:, [i]], logits[:, [i]], hidden[:, [i]], bonus)
-                for i in range(places)
-            ]
-            return cat(one_by_one, dim=1)
-
-        monkeypatch.setattr(selector, "forward", forgetful)
-        recordings = record_prompts(
-            RecordedAnswers(llm.llm_engine),
-            held_out_prompts(2),
-            TOKENS,
-            tmp_path,
-            Progress(StringIO()),
-        )
-    report = compare(recordings, Oracle.load(target, drafter, float32))
-    assert report.culprit == "drafts"
-    assert "selection among candidates" in (report.cause or "")
 
 
 @pytest.fixture(scope="module")

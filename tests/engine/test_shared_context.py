@@ -6,7 +6,6 @@ Before that, acceptance of later hits stayed at two thirds until the block was e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 from vllm import LLM
@@ -15,7 +14,6 @@ from vllm.v1.metrics.reader import Counter
 from support.context_rows import ContextRows
 from support.engines import (
     DFLASH,
-    acceptance_by_request,
     engine,
     greedy,
     held_out_prompts,
@@ -23,12 +21,12 @@ from support.engines import (
     proposer_of,
 )
 from support.planner_world import steady_costs
+from support.stepped_requests import Stepped, run_by_hand
 from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.step import Plan
 
-pytestmark = pytest.mark.engine
-NEW_TOKENS = 24
+PARAMS = greedy(24, ignore_eos=True)
 
 
 class Never(FixedLength):
@@ -44,6 +42,7 @@ def shared() -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(shared: LLM) -> LLM:
+    """An engine with an empty cache, in which context waits."""
     assert shared.reset_prefix_cache()
     proposer_of(shared).start_planning(steady_costs(4))
     return shared
@@ -52,38 +51,20 @@ def llm(shared: LLM) -> LLM:
 @pytest.fixture(scope="module")
 def prompt(shared: LLM) -> list[int]:
     """A prompt of two full blocks and a bit."""
-    text = "".join(held_out_prompts(3))
-    return shared.get_tokenizer().encode(text)[:70]
+    return shared.get_tokenizer().encode("".join(held_out_prompts(3)))[:70]
 
 
 def drafts(llm: LLM, policy: FixedLength) -> None:
     proposer_of(llm).host.planner = policy
 
 
-def acceptance(llm: LLM, prompt: list[int]) -> list[int]:
-    """Return the tokens of each verify step of a request that drafts in every step."""
+@pytest.fixture
+def expected(llm: LLM, prompt: list[int]) -> list[int]:
+    """Tokens of each step from an empty cache, if each is drafted. Empties it again."""
     drafts(llm, FixedLength(7))
-    statistics = proposer_of(llm).host.statistics
-    original = statistics.count_verified
-    lengths = acceptance_by_request(llm)
-    run(llm, prompt)
-    statistics.count_verified = original
-    (only,) = lengths.values()
-    return only
-
-
-def run(llm: LLM, *prompts: list[int], new_tokens: int = NEW_TOKENS) -> None:
-    requests: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
-    llm.generate(requests, greedy(new_tokens, ignore_eos=True), use_tqdm=False)
-
-
-@pytest.fixture(scope="module")
-def expected(shared: LLM, prompt: list[int]) -> list[int]:
-    """Acceptance from an empty cache."""
-    assert shared.reset_prefix_cache()
-    proposer_of(shared).start_planning(steady_costs(4))
-    found = acceptance(shared, prompt)
+    found = run_by_hand(llm, [prompt], PARAMS).counts("0")
     assert max(found) > 3
+    assert llm.reset_prefix_cache()
     return found
 
 
@@ -91,49 +72,47 @@ def test_after_an_owner_that_ended_undrafted(
     llm: LLM, prompt: list[int], expected: list[int]
 ) -> None:
     drafts(llm, Never(7))
-    run(llm, prompt)
+    run_by_hand(llm, [prompt], PARAMS)
     before = prefix_cache_hits(llm)
-    assert acceptance(llm, prompt) == expected
+    drafts(llm, FixedLength(7))
+    assert run_by_hand(llm, [prompt], PARAMS).counts("0") == expected
     assert prefix_cache_hits(llm) - before == 64
 
 
 def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: list[int]) -> None:
     drafts(llm, Never(7))
-    rows = ContextRows(llm)
-    core = llm.llm_engine
-    params = greedy(200, ignore_eos=True)
-    core.add_request("owner", {"prompt_token_ids": prompt}, params)
-    for _ in range(4):
-        core.step()
+    rows, stepped = ContextRows(llm), Stepped(llm)
+    stepped.add("owner", prompt, greedy(200, ignore_eos=True))
+    stepped.until(4, "owner")
     drafts(llm, FixedLength(7))
-    lengths = acceptance_by_request(llm)
-    core.add_request("guest", {"prompt_token_ids": prompt}, greedy(NEW_TOKENS, ignore_eos=True))
-    while core.has_unfinished_requests():
-        core.step()
+    stepped.add("guest", prompt, PARAMS)
+
+    def check() -> None:
         assert not rows.missing()
+
+    stepped.finish(check)
     rows.stop()
-    (guest,) = [steps for name, steps in lengths.items() if name.startswith("guest")]
-    assert guest == expected
+    assert stepped.counts("guest") == expected
 
 
 def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt: list[int]) -> None:
     """vLLM's scheduler pads such a request's first step with K drafts that were never made. For
     these a CPU kernel reads outside its tensor. Ours adds none: vLLM counts only our drafts."""
     drafts(llm, FixedLength(7))
-    run(llm, prompt[:65], new_tokens=1)
+    run_by_hand(llm, [prompt[:65]], greedy(1))
 
-    def counted() -> list[tuple[float, int]]:
+    def counted() -> list[float]:
         """Return verified and accepted drafts, as counted by vLLM and by us."""
         by_vllm = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
         (ours,) = llm.collective_rpc("dflash_stats")
         names = ("draft_tokens", "accepted_tokens")
-        return [(by_vllm[f"vllm:spec_decode_num_{name}"], ours[name]) for name in names]
+        return [
+            *(by_vllm[f"vllm:spec_decode_num_{name}"] for name in names),
+            *(ours[name] for name in names),
+        ]
 
     before = counted()
-    run(llm, prompt[:65])
-    verified, accepted = (
-        (vllm - vllm_before, ours - ours_before)
-        for (vllm, ours), (vllm_before, ours_before) in zip(counted(), before, strict=True)
-    )
-    assert verified[0] == verified[1] > 0
-    assert accepted[0] == accepted[1] > 0
+    llm.generate([{"prompt_token_ids": prompt[:65]}], PARAMS, use_tqdm=False)
+    found = [after - then for after, then in zip(counted(), before, strict=True)]
+    assert found[:2] == found[2:]
+    assert min(found) > 0

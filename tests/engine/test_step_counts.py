@@ -23,7 +23,6 @@ from support.engines import (
     scheduler_of,
     worker_of,
 )
-from support.interpreter import triton_attention
 from support.schedules import GRAPHS, ON_GPU, SIZES
 from support.step_counts import launches_counted, lines_counted
 from vllm_dflash.engine.worker import DraftingWorker
@@ -61,54 +60,28 @@ def warm_steps(llm: LLM, count: int, monkeypatch: pytest.MonkeyPatch) -> list[Co
     return seen
 
 
-@pytest.fixture(scope="module")
-def llm(request: pytest.FixtureRequest) -> Any:
-    """An engine with free drafts. Lengths take turns, so that some watched steps have a block, some
-    have none, and in some the requests have different lengths."""
-    way = "synchronous" if request.param == "synchronous" else "asynchronous"
-    around = triton_attention() if request.param == "trees" else nullcontext()
-    speculative: dict[str, Any] = dict(DFLASH)
-    if request.param == "trees":
-        speculative["draft_tree"] = 9
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        around,
-        engine(way, speculative_config=speculative, max_num_seqs=6) as llm,
-    ):
-        trees = proposer_of(llm).trees
-        assert (trees is not None and trees.is_attached) == (request.param == "trees")
+def test_steps_of_more_requests_run_no_more_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own part of a step in Python: it has no loop over requests. Some watched steps have a
+    block, some have none, and in some the requests have different lengths."""
+    kinds = cycle(
+        [
+            lambda most: drafting(most, runs_block=True),
+            lambda most: drafting(np.minimum(most, 3), runs_block=False),
+            lambda most: drafting(np.zeros_like(most), runs_block=False),
+            lambda most: drafting(np.minimum(most, np.arange(len(most)) % 3), runs_block=True),
+        ]
+    )
+    with engine("asynchronous", speculative_config=dict(DFLASH), max_num_seqs=6) as llm:
         assert proposer_of(llm).free_drafts is not None
-        kinds = cycle(
-            [
-                lambda most: drafting(most, runs_block=True),
-                lambda most: drafting(np.minimum(most, 3), runs_block=False),
-                lambda most: drafting(np.zeros_like(most), runs_block=False),
-                lambda most: drafting(np.minimum(most, np.arange(len(most)) % 3), runs_block=True),
-            ]
+        directed(llm, monkeypatch, lambda most: next(kinds)(most))
+        monkeypatch.setattr(worker_of(llm), "_ticking", ())  # these act now and then
+        monkeypatch.setattr(scheduler_of(llm), "_update_in", 1000)  # nor is anything sent
+        few, many = (
+            {frozenset(step.items()) for step in warm_steps(llm, count, monkeypatch)}
+            for count in (2, 6)
         )
-        directed(llm, patch, lambda most: next(kinds)(most))
-        yield llm
-
-
-@pytest.mark.parametrize(
-    "llm",
-    [
-        "asynchronous",
-        *(pytest.param(way, marks=pytest.mark.slow) for way in ("synchronous", "trees")),
-    ],
-    indirect=True,
-)
-def test_steps_of_more_requests_run_no_more_lines(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Our own part of a step in Python: it has no loop over requests."""
-    monkeypatch.setattr(worker_of(llm), "_ticking", ())  # these act now and then
-    monkeypatch.setattr(scheduler_of(llm), "_update_in", 1000)  # nor is anything sent
-    few = warm_steps(llm, 2, monkeypatch)
-    many = warm_steps(llm, 6, monkeypatch)
-    kinds = [{frozenset(step.items()) for step in steps} for steps in (few, many)]
-    assert kinds[0] == kinds[1]
-    assert len(kinds[0]) >= 2  # with a block, and without
+    assert few == many
+    assert len(few) >= 2  # with a block, and without
 
 
 def launches_of(count: int, plans: Callable[[LLM], None], **settings: Any) -> Counter[str]:

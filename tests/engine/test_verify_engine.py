@@ -13,7 +13,6 @@ import torch
 
 from support import importing_support
 from support.engines import FIXED, TARGET, held_out_prompts
-from support.planted_server import CLOSE
 from vllm_dflash.tools.completions import Request, complete, counts, decode, encode, steps
 from vllm_dflash.tools.server import Server
 from vllm_dflash.tools.verify.gate import GateSettings, verify
@@ -93,16 +92,6 @@ def test_a_planted_fault_is_caught(gate: Gate, fault: str) -> None:
         assert level.regressions > 4 * len(PROMPTS)
         assert level.worst is not None
         assert level.worst.regret > 1
-
-
-def test_a_close_second_is_a_tie(gate: Gate) -> None:
-    result = gate("a close second", tie=0.2)
-    assert result.verdict == "lossless"
-    for level in result.levels:
-        assert level.regressions == 0
-        assert level.ties > level.with_ties > 0  # it continues after the first
-        assert level.worst is not None
-        assert 0 < level.worst.regret < CLOSE + 1e-3
 
 
 def test_regret_is_that_of_the_full_distribution(plain: Server) -> None:

@@ -6,28 +6,17 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytest
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ConfigDict, Field
 from smollm2_target import PACKAGES, ROOT, TARGET
 
-from support.chats import (
-    Pair,
-    Verified,
-    as_plain,
-    cached,
-    chat,
-    essence,
-    scored,
-    streamed,
-    text,
-    verified,
-)
 from support.packaged_targets import packaged_target
-from support.servers import Server, serving
+from support.servers import MODEL, Server, serving
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # two servers of a model that is made first
 DFLASH = {"method": "dflash", "model": str(ROOT / "drafter")}
@@ -35,8 +24,70 @@ FLAGS = ["--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--max-model
 FLAGS += ["--max-num-batched-tokens=256", "--block-size=32", "--enable-prompt-tokens-details"]
 FLAGS += ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
 ONE_CORE_EACH = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-CODE = "Write a Python function that returns the sum of a list of numbers."
-"""Its answer is long, and many drafts of it are accepted."""
+Messages = list[dict[str, str]]
+
+
+class Verified(NamedTuple):
+    """What was verified for one request, alone on its server."""
+
+    answer: ChatCompletion
+    drafts: float
+    accepted: float
+
+    @property
+    def essence(self) -> list[Any]:
+        """What must not differ between servers: texts, calls, why they ended, token counts."""
+        assert self.answer.usage is not None
+        (choice,) = self.answer.choices
+        message = choice.message.model_dump()
+        for call in message["tool_calls"] or []:
+            del call["id"]
+        usage = self.answer.usage
+        return [message, choice.finish_reason, usage.prompt_tokens, usage.completion_tokens]
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were found in the cache."""
+        assert self.answer.usage is not None
+        details = self.answer.usage.prompt_tokens_details
+        return (details.cached_tokens or 0) if details else 0
+
+
+def verified(server: Server, messages: Messages, **more: Any) -> Verified:
+    """Ask greedily, and return what was verified."""
+    names = ("generation_tokens", "spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
+
+    def read() -> list[float]:
+        return [server.metric(f"vllm:{name}_total") for name in names]
+
+    before, asked = read(), dict[str, Any](messages=messages, temperature=0, **more)
+    answer = server.client.chat.completions.create(model=MODEL, **asked)
+    assert answer.usage is not None
+    written = answer.usage.completion_tokens
+    # A step's counts are published together, shortly after its tokens.
+    wait_until(lambda: read()[0] >= before[0] + written, "counts of the last step")
+    _, drafts, accepted = (now - then for now, then in zip(read(), before, strict=True))
+    return Verified(answer, drafts, accepted)
+
+
+class Pair(NamedTuple):
+    """Two servers of the same model."""
+
+    plain: Server
+    ours: Server
+    drafts_always: bool
+    """Whether our server drafts in every step, however busy the machine is."""
+
+    def as_plain(self, messages: Messages, **more: Any) -> Verified:
+        """Return our answer; check that it is plain decoding's, and that drafts were accepted."""
+        with ThreadPoolExecutor(2) as pool:
+            plain, ours = pool.map(
+                lambda server: verified(server, messages, **more), (self.plain, self.ours)
+            )
+        assert ours.essence == plain.essence
+        assert plain.drafts == 0
+        assert ours.accepted > 0 or not self.drafts_always
+        return ours
 
 
 @pytest.fixture(scope="session")
@@ -66,49 +117,6 @@ def pair(
         yield Pair(plain, ours, drafts_always=request.param == "fixed")
 
 
-QUESTIONS = [
-    "What is the capital of France?",
-    "Name a fruit.",
-    "Say hello in one short sentence.",
-    "What is 2 + 2?",
-]
-"""Answers that end by themselves within 20 tokens."""
-
-
-def test_answers_that_end_within_a_block(pair: Pair) -> None:
-    """Nothing that was accepted after the end of the text is written or counted."""
-    answers = [as_plain(pair, question) for question in QUESTIONS]
-    assert {one.answer.choices[0].finish_reason for one in answers} == {"stop"}
-    assert sum(one.thrown_away > 0 for one in answers) > 1 or not pair.drafts_always
-
-
-def test_stop_tokens_and_strings_within_a_block(pair: Pair) -> None:
-    """An answer ends where plain's does, whole and streamed, wherever the block ends."""
-    (choice,) = chat(pair.plain, CODE, logprobs=True, extra_body={"return_token_ids": True}).choices
-    ids, tokens = choice.token_ids, [one.token for one in choice.logprobs.content]
-    places = [place for place in range(6, 24) if ids[place] not in ids[:place]][:8:2]
-    within = 0
-    for place in places:
-        ended = as_plain(pair, CODE, extra_body={"stop_token_ids": [ids[place]]})
-        assert text(ended.answer) == "".join(tokens[:place])
-        within += ended.thrown_away > 0
-    assert within > 1 or not pair.drafts_always
-
-    def stop_behind(place: int) -> None:
-        whole = "".join(tokens[: place + 1])
-        # Its shortest ending of at least four characters that does not occur earlier.
-        stop = next(end for at in range(4, len(whole)) if whole.count(end := whole[-at:]) == 1)
-        expected = {"text": whole.removesuffix(stop), "reason": "stop", "tokens": place + 1}
-        plain, ours = pair.both(partial(streamed, asked=CODE, stop=stop))
-        assert ours == plain == expected
-        answer = chat(pair.ours, CODE, stop=stop)
-        assert text(answer) == expected["text"]
-        assert answer.usage.completion_tokens == expected["tokens"]
-
-    with ThreadPoolExecutor(len(places)) as pool:
-        list(pool.map(stop_behind, places))
-
-
 TURNS = [
     "Hello! I want to learn Python. What is a list?",
     "How do I add an item to a list?",
@@ -122,18 +130,19 @@ TURNS = [
 def test_six_turns(pair: Pair) -> None:
     """Each turn finds the last turn's prefix in the cache, with the drafter's context: as many
     drafts are accepted as if nothing were found."""
-    messages: list[Any] = [{"role": "system", "content": "You teach Python with short examples."}]
+    messages: Messages = [{"role": "system", "content": "You teach Python with short examples."}]
     turns, again = {}, {}
     for turn, question in enumerate(TURNS, 1):
         messages.append({"role": "user", "content": question})
-        turns[turn] = as_plain(pair, messages, max_tokens=32)
+        turns[turn] = pair.as_plain(messages, max_tokens=32)
         if turn in (2, 6):
             anew = {"cache_salt": f"of turn {turn}"}
             again[turn] = verified(pair.ours, messages, max_tokens=32, extra_body=anew)
-            assert cached(again[turn].answer) == 0
-            assert essence(again[turn].answer) == essence(turns[turn].answer)
-        messages.append({"role": "assistant", "content": text(turns[turn].answer)})
-    found = [cached(one.answer) for one in turns.values()]
+            assert again[turn].cached == 0
+            assert again[turn].essence == turns[turn].essence
+        content = turns[turn].answer.choices[0].message.content
+        messages.append({"role": "assistant", "content": content or ""})
+    found = [one.cached for one in turns.values()]
     assert found == sorted(set(found)), "each turn finds more"
     if pair.drafts_always:
         assert {turn: one[1:] for turn, one in again.items()} == {
@@ -165,7 +174,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_json_by_schema(pair: Pair, form: str) -> None:
-    one = as_plain(pair, "Plan a trip to Paris for three days.", max_tokens=80, **FORMS[form])
+    asked = [{"role": "user", "content": "Plan a trip to Paris for three days."}]
+    one = pair.as_plain(asked, max_tokens=80, **FORMS[form])
     (choice,) = one.answer.choices
     assert choice.finish_reason == "stop"
     written = choice.message.content
@@ -176,55 +186,3 @@ def test_json_by_schema(pair: Pair, form: str) -> None:
         assert call.function.name == "plan_trip"
         written = call.function.arguments
     assert Trip.model_validate_json(written or "")
-
-
-def test_a_seed_reproduces_a_text(pair: Pair) -> None:
-    """A text is the same alone, beside others, and as one of `n`, which take the next seeds."""
-    if not pair.drafts_always:
-        pytest.skip("lengths depend on measured times, and draws on lengths")
-
-    def story(seed: int, **more: Any) -> Verified:
-        asked = "Tell me a story."
-        return verified(pair.ours, asked, seed=seed, temperature=0.8, max_tokens=24, **more)
-
-    texts = [choice.message.content for choice in story(5, n=3).answer.choices]
-    assert len(set(texts)) == 3
-    with ThreadPoolExecutor(4) as pool:
-        other = pool.submit(chat, pair.ours, CODE, max_tokens=24)
-        beside = list(pool.map(story, (5, 6, 7)))
-        assert text(other.result()) == text(chat(pair.plain, CODE, max_tokens=24))
-    assert [text(one.answer) for one in beside] == texts
-    alone = story(6)
-    assert text(alone.answer) == texts[1]
-    assert alone.accepted > 0
-
-
-def test_several_answers_are_plains(pair: Pair) -> None:
-    """At a temperature near zero: vLLM refuses several greedy answers."""
-    one = as_plain(pair, CODE, n=3, temperature=1e-3, max_tokens=16)
-    assert {choice.message.content for choice in one.answer.choices} == {text(one.answer)}
-
-
-def test_logprobs_are_plains(pair: Pair) -> None:
-    """Also if a stop string cuts off the end of a block."""
-    for stop in (None, "return"):
-        asked: dict[str, Any] = {
-            "logprobs": True,
-            "top_logprobs": 4,
-            "max_tokens": 32,
-            "stop": stop,
-        }
-        plain, ours = pair.both(partial(verified, asked=CODE, **asked))
-        assert ours.accepted > 0 or not pair.drafts_always
-        assert essence(ours.answer) == essence(plain.answer)
-        pairs = list(zip(scored(ours.answer), scored(plain.answer), strict=True))
-        assert len(pairs) == ours.answer.usage.completion_tokens
-        for mine, theirs in pairs:
-            best = {one.token: one.logprob for one in theirs.top_logprobs}
-            assert {one.token: one.logprob for one in mine.top_logprobs} == pytest.approx(
-                best, abs=1e-3
-            )
-            assert (mine.token, mine.logprob) == (
-                theirs.token,
-                pytest.approx(theirs.logprob, abs=1e-3),
-            )

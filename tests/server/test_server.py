@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import httpx
 import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
-from support.servers import MODEL, VLLM, Server, serving
+from support.servers import MODEL, Server, serving
 from support.waiting import wait_until
 
 PROMPT = held_out_prompts(87)[-1]
@@ -40,37 +38,6 @@ def test_the_warning_of_our_scheduler_is_explained(server: Server) -> None:
     (custom,) = (n for n, line in enumerate(lines) if "Using custom scheduler class" in line)
     explained = "vLLM's warning of a custom scheduler class is expected"
     assert any(explained in line for line in lines[custom:])
-
-
-def test_completion_accepts_drafts(server: Server) -> None:
-    accepted = "vllm:spec_decode_num_accepted_tokens_total"
-    drafted = "vllm:spec_decode_num_draft_tokens_total"
-    prompts = itertools.cycle(held_out_prompts(40))
-
-    def some_are_accepted() -> bool:
-        assert server.complete(next(prompts))
-        return 0 < server.metric(accepted) < server.metric(drafted)
-
-    # A busy machine drafts only now and then.
-    wait_until(some_are_accepted, "drafts, and some of them accepted")
-
-
-def test_vllms_own_benchmark_reads_its_counters(server: Server, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": prompt}) for prompt in held_out_prompts(16)]
-    prompts.write_text("\n".join(lines))
-    command = [VLLM, "bench", "serve", "--base-url", server.url, "--model", MODEL]
-    command += ["--tokenizer", str(TARGET), "--dataset-name", "custom", "--skip-chat-template"]
-    command += ["--dataset-path", str(prompts), "--num-prompts", "16", "--max-concurrency", "2"]
-    command += ["--custom-output-len", "64", "--temperature", "0", "--ignore-eos"]
-    before = server.metric("vllm:spec_decode_num_draft_tokens_total")
-    subprocess.run([*command, "--save-result", "--result-dir", str(tmp_path)], check=True)
-    (file,) = tmp_path.glob("*.json")
-    result = json.loads(file.read_text())
-    assert (result["completed"], result["total_output_tokens"]) == (16, 16 * 64)
-    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total") - before
-    assert 0 < result["spec_decode_draft_tokens"] <= drafted
-    assert 1 <= result["spec_decode_acceptance_length"] <= 8
 
 
 def test_our_figures_stand_beside_vllms(server: Server) -> None:
@@ -101,21 +68,21 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     assert f'vllm:dflash_skipped_steps_total{{engine="0",model_name="{MODEL}"}} ' in text
 
 
+def answer(server: Server, prompt: str, **options: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0}
+    url = f"{server.url}/v1/completions"
+    return httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60)
+
+
 def test_a_request_limits_its_drafts(server: Server) -> None:
     """Whatever it says, its text stays. What is not understood is refused."""
-
-    def answer(**options: Any) -> httpx.Response:
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
-        url = f"{server.url}/v1/completions"
-        return httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60)
-
     drafted = "vllm:spec_decode_num_draft_tokens_total"
     expected, before = server.complete(PROMPT), server.metric(drafted)
-    plain = answer(**{"dflash.max_drafts": 0})
+    plain = answer(server, PROMPT, **{"dflash.max_drafts": 0})
     assert plain.json()["choices"][0]["text"] == expected
     assert server.metric(drafted) == before
     for option in ({"dflash.max_drafts": -1}, {"dflash.max_drafts": "2"}, {"dflash.drafts": 2}):
-        refused = answer(**option)
+        refused = answer(server, PROMPT, **option)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
         assert next(iter(option)) in message
@@ -130,16 +97,13 @@ def test_an_answer_says_what_became_of_its_drafts(server: Server) -> None:
     def both() -> tuple[float, ...]:
         return tuple(map(server.metric, names))
 
-    def answer(prompt: str, **options: Any) -> dict[str, Any]:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0}
-        url = f"{server.url}/v1/completions"
-        response = httpx.post(url, json=body | {"vllm_xargs": options}, timeout=60).json()
-        found: dict[str, Any] = response["metrics"]["speculative_decoding"]
-        return found
+    def counts_of(prompt: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = answer(server, prompt, **options).json()["metrics"]
+        return found["speculative_decoding"]
 
     def some_are_accepted() -> bool:
         before = both()
-        found = answer(next(prompts))
+        found = counts_of(next(prompts))
         counts = found["num_draft_tokens"], found["num_accepted_draft_tokens"]
         expected = before[0] + counts[0], before[1] + counts[1]
         wait_until(lambda: both() == expected, f"{counts} drafted and accepted in /metrics")
@@ -149,9 +113,9 @@ def test_an_answer_says_what_became_of_its_drafts(server: Server) -> None:
         return found["num_accepted_draft_tokens"] > 0
 
     wait_until(some_are_accepted, "an answer of which drafts are accepted")
-    plain = answer(next(prompts), **{"dflash.max_drafts": 0})
+    plain = counts_of(next(prompts), **{"dflash.max_drafts": 0})
     assert (plain["num_spec_steps"], plain["num_draft_tokens"]) == (0, 0)
-    limited = [answer(next(prompts), **{"dflash.max_drafts": 2}) for _ in range(4)]
+    limited = [counts_of(next(prompts), **{"dflash.max_drafts": 2}) for _ in range(4)]
     assert all(count <= 2 for one in limited for count in one["per_step_drafted"] or [])
 
 

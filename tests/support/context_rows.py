@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from vllm import LLM, SamplingParams
+from vllm import LLM
 from vllm.v1.request import Request
 
 from support.engines import USES_V2, proposer_of, scheduler_of
@@ -133,16 +133,3 @@ def waiting_row(
     """Return what is to be stored from a row of the ring: features, position and slot."""
     features, positions = (ring[number] for ring in tensors_of(backlog))
     return features, positions, torch.tensor(backlog._slot_of[number])
-
-
-def written_step_by_step(llm: LLM, prompts: list[str], params: SamplingParams) -> list[list[int]]:
-    """Return what an engine writes; check the drafter's context after every step."""
-    context, core = ContextRows(llm), llm.llm_engine
-    for number, prompt in enumerate(prompts):
-        core.add_request(str(number), prompt, params)
-    texts: dict[str, list[int]] = {}
-    while core.has_unfinished_requests():
-        for output in core.step():
-            texts[output.request_id] = list(output.outputs[0].token_ids)
-        assert not context.missing()
-    return [texts[str(number)] for number in range(len(prompts))]

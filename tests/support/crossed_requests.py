@@ -7,7 +7,7 @@ with vLLM's own list, so a new field of vLLM fails the test until it is handled 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,14 +17,14 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.config.reasoning import ReasoningConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import (
     RepetitionDetectionParams,
     RequestOutputKind,
     StructuredOutputsParams,
 )
 
-from support.engines import TARGET, USES_V2, held_out_prompts
+from support.engines import TARGET, USES_V2, held_out_prompts, scheduler_of
 
 TOKENS = 8 if USES_V2 else 20
 """Tokens of an answer. Triton's interpreter takes ten times as long."""
@@ -76,13 +76,7 @@ FEATURES: dict[str, list[Fields]] = {
     "extra_args": [{"extra_args": {"of_no_meaning": 1}}],
     "skip_reading_prefix_cache": [{"skip_reading_prefix_cache": True}],
     "thinking_token_budget": [{"thinking_token_budget": count} for count in (0, 1, 4, 6)],
-    "repetition_detection": [
-        {
-            "repetition_detection": RepetitionDetectionParams(
-                max_pattern_size=6, min_pattern_size=1, min_count=3
-            )
-        }
-    ],
+    "repetition_detection": [{"repetition_detection": RepetitionDetectionParams(6, 1, 3)}],
 }
 """Values of each field, with what else they need to have an effect. Nothing is left to chance:
 tokens are drawn from a single one (on V2, none is drawn: the interpreter cannot run its kernel for
@@ -121,14 +115,8 @@ class Mixture(NamedTuple):
     """The step after which all running requests lose their cache, as by a preemption."""
 
 
-@dataclass
-class Sequence:
-    """One sequence as a user sees it."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    ended: tuple[str | None, int | str | None] = None, None
-    logprobs: list[dict[int, float]] | None = None
+Rows = list[dict[int, float]]
+"""Log-probabilities of tokens, place by place."""
 
 
 @dataclass
@@ -136,18 +124,16 @@ class Answer:
     """A request's answer as a user sees it."""
 
     is_refused: bool = False
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    prompt_logprobs: list[dict[int, float]] | None = None
+    texts: dict[int, tuple[list[int], str, Any]] = field(default_factory=dict)
+    """Tokens, text and why it ended, of each sequence."""
+    logprobs: dict[int, Rows] = field(default_factory=dict)
+    """Of each sequence; those of the prompt at -1."""
     prompt_scores: list[list[float]] = field(default_factory=list)
 
 
-def _prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    return [tokenizer.encode(text) for text in held_out_prompts(24)]
-
-
-PROMPTS = _prompts()
-[THINKS] = AutoTokenizer.from_pretrained(TARGET).encode(THINKING)
+TOKENIZER = AutoTokenizer.from_pretrained(TARGET)
+PROMPTS: list[list[int]] = [TOKENIZER.encode(text) for text in held_out_prompts(24)]
+[THINKS] = TOKENIZER.encode(THINKING)
 
 
 def _crossed(dice: random.Random, fields: Fields, about: str, arrival: int) -> Crossed:
@@ -179,7 +165,7 @@ def each_alone() -> Mixture:
 
 
 def mixture(number: int) -> Mixture:
-    """Return 2 to 8 requests with 0 to 4 features each, which arrive one by one."""
+    """Return 2 to 8 requests with 0 to 4 features each, which arrive one by one; some hang up."""
     dice = random.Random(number)
     requests = []
     for _ in range(dice.randrange(2, 9)):
@@ -200,7 +186,11 @@ def mixture(number: int) -> Mixture:
             except VLLMValidationError:  # fields that vLLM does not accept together
                 continue
             break
-    return Mixture(requests, dice.randrange(2, 12) if dice.random() < 0.3 else None)
+    reset = dice.randrange(2, 12) if dice.random() < 0.3 else None
+    for row, one in enumerate(requests):
+        if dice.random() < 0.2:
+            requests[row] = one._replace(hangs_up=one.arrival + dice.randrange(1, 8))
+    return Mixture(requests, reset)
 
 
 def answer_alone(llm: LLM, one: Crossed) -> Answer:
@@ -209,8 +199,16 @@ def answer_alone(llm: LLM, one: Crossed) -> Answer:
     return answer
 
 
-def serve(llm: LLM, mix: Mixture, *, resets: bool, has_priorities: bool = False) -> list[Answer]:
-    """Return this engine's answers to a mixture; `resets`: reset the cache as the mixture says."""
+def serve(
+    llm: LLM,
+    mix: Mixture,
+    *,
+    resets: bool,
+    has_priorities: bool = False,
+    check: Callable[[], object] = lambda: None,
+) -> list[Answer]:
+    """Return this engine's answers to a mixture. `resets`: reset the cache as the mixture says;
+    `check`: is called after each step."""
     core, answers = llm.llm_engine, [Answer() for _ in mix.requests]
     waiting = {*range(len(mix.requests))}
     for step in range(4000):
@@ -229,6 +227,7 @@ def serve(llm: LLM, mix: Mixture, *, resets: bool, has_priorities: bool = False)
             return answers
         for output in core.step():
             _take(answers[int(output.request_id)], output, mix.requests)
+        check()
         if resets and step == mix.reset:
             core.reset_prefix_cache(reset_running_requests=True)
     raise AssertionError("not done after 4000 steps")
@@ -236,57 +235,62 @@ def serve(llm: LLM, mix: Mixture, *, resets: bool, has_priorities: bool = False)
 
 def _take(answer: Answer, output: RequestOutput, requests: list[Crossed]) -> None:
     params = requests[int(output.request_id)].params
-    is_delta = params.output_kind == RequestOutputKind.DELTA
     if output.prompt_logprobs is not None:
-        answer.prompt_logprobs = [*_values(output.prompt_logprobs)]
+        answer.logprobs[-1] = _rows(output.prompt_logprobs)
     if output.prompt_token_id_logprobs is not None:
         answer.prompt_scores = output.prompt_token_id_logprobs.tolist()
     for one in output.outputs:
-        sequence = answer.sequences.setdefault(one.index, Sequence())
-        if not is_delta:
-            sequence.tokens, sequence.text, sequence.logprobs = [], "", None
-        _extend(sequence, one)
+        tokens, text, rows = list[int](), "", Rows()
+        if params.output_kind == RequestOutputKind.DELTA and one.index in answer.texts:
+            tokens, text, _ = answer.texts[one.index]
+            rows = answer.logprobs.get(one.index, [])
+        ended = one.finish_reason, one.stop_reason
+        answer.texts[one.index] = [*tokens, *one.token_ids], text + one.text, ended
+        if one.logprobs is not None:
+            answer.logprobs[one.index] = [*rows, *_rows(one.logprobs)]
 
 
-def _extend(sequence: Sequence, one: CompletionOutput) -> None:
-    sequence.tokens += one.token_ids
-    sequence.text += one.text
-    sequence.ended = one.finish_reason, one.stop_reason
-    if one.logprobs is not None:
-        sequence.logprobs = [*(sequence.logprobs or []), *_values(one.logprobs)]
-
-
-def _values(rows: Any) -> Iterator[dict[int, float]]:
-    for number in range(len(rows)):  # flat ones too
-        yield {token: value.logprob for token, value in (rows[number] or {}).items()}
+def _rows(rows: Any) -> Rows:
+    return [  # flat ones too
+        {token: value.logprob for token, value in (rows[number] or {}).items()}
+        for number in range(len(rows))
+    ]
 
 
 def difference(ours: Answer, plains: Answer, *, has_logprobs: bool = True) -> str | None:
     """Return what differs, in words; None if nothing does. Log-probabilities may be left out."""
-    if ours.is_refused != plains.is_refused:
-        return "refused" if ours.is_refused else "not refused"
-    if ours.sequences.keys() != plains.sequences.keys():
-        return f"sequences {[*ours.sequences]} for {[*plains.sequences]}"
-    for index, wanted in plains.sequences.items():
-        got = ours.sequences[index]
-        for name in ("tokens", "text", "ended"):
-            if getattr(got, name) != getattr(wanted, name):
-                return f"{name} {getattr(got, name)} for {getattr(wanted, name)}"
-        if has_logprobs and not are_near(got.logprobs, wanted.logprobs):
-            return f"logprobs {got.logprobs} for {wanted.logprobs}"
+    for name in ("is_refused", "texts"):
+        if getattr(ours, name) != getattr(plains, name):
+            return f"{name} {getattr(ours, name)} for {getattr(plains, name)}"
     if not has_logprobs:
         return None
-    wanted_scores = np.array(plains.prompt_scores)
-    if not np.allclose(np.array(ours.prompt_scores), wanted_scores, rtol=0, atol=1e-4):
-        return f"scores of the prompt {ours.prompt_scores} for {plains.prompt_scores}"
-    if not are_near(ours.prompt_logprobs, plains.prompt_logprobs):
-        return f"prompt logprobs {ours.prompt_logprobs} for {plains.prompt_logprobs}"
-    return None
-
-
-def are_near(ours: list[dict[int, float]] | None, plains: list[dict[int, float]] | None) -> bool:
-    if ours is None or plains is None:
-        return ours is plains
-    return len(ours) == len(plains) and all(
-        got == pytest.approx(wanted, abs=1e-4) for got, wanted in zip(ours, plains, strict=True)
+    scores = np.array(ours.prompt_scores), np.array(plains.prompt_scores)
+    if not np.allclose(*scores, rtol=0, atol=1e-4):
+        return f"scores of the prompt {scores[0]} for {scores[1]}"
+    got, wanted = ours.logprobs, plains.logprobs
+    are_near = got.keys() == wanted.keys() and all(
+        len(got[of]) == len(wanted[of])
+        and all(a == pytest.approx(b, abs=1e-4) for a, b in zip(got[of], wanted[of], strict=True))
+        for of in wanted
     )
+    return None if are_near else f"logprobs {got} for {wanted}"
+
+
+def wrong_answers(
+    mix: Mixture, ours: list[Answer], plains: list[Answer], *, has_logprobs: bool = True
+) -> list[str]:
+    """Return what differs, of requests that have stayed to the end."""
+    return [
+        f"{one.about}: {why}"
+        for one, mine, theirs in zip(mix.requests, ours, plains, strict=True)
+        if one.hangs_up is None
+        and (why := difference(mine, theirs, has_logprobs=has_logprobs)) is not None
+    ]
+
+
+def check_order(llm: LLM) -> None:
+    """Check that no request is left, and none of its blocks."""
+    scheduler = scheduler_of(llm)
+    assert not scheduler.requests
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block

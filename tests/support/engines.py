@@ -6,24 +6,18 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from transformers import Qwen3ForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
 
 from emulated import torch_cuda
-from reference.reference_drafter import ReferenceDrafter
 from support import DEMO
 from support.interpreter import widen_block_inputs
 from support.planner_world import steady_costs
-from support.reference_decoding import generate
-from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.config.engine_options import CPU_WORKER_V1, CPU_WORKER_V2, GPU_WORKER
 from vllm_dflash.engine import profile
 from vllm_dflash.engine.cadence import Cadence
@@ -233,42 +227,6 @@ def in_order(of_requests: dict[str, list[int]]) -> list[list[int]]:
     return [of_requests[name] for name in sorted(of_requests, key=lambda n: int(n.split("-")[0]))]
 
 
-def as_the_reference(
-    drafter: Path, prompts: list[str], new_tokens: int, **settings: Any
-) -> tuple[list[list[int]], dict[str, Any]]:
-    """Decode with full blocks; check that the text and what each step accepts are the reference's.
-
-    Returns:
-        The tokens of each prompt, and the engine's statistics.
-    """
-    target = Qwen3ForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    reference = ReferenceDrafter.load(read_drafter(str(drafter)), drafter).float()
-    speculative: dict[str, Any] = {**FIXED, "model": str(drafter)}
-    with engine(speculative_config=speculative, **settings) as llm:
-        lengths = acceptance_by_request(llm)
-        outputs = llm.generate(prompts, greedy(new_tokens), use_tqdm=False)
-        (stats,) = llm.collective_rpc("dflash_stats")
-        stop_ids = {llm.get_tokenizer().eos_token_id}
-        observed = in_order(lengths)
-    expected = [
-        generate(
-            target,
-            reference,
-            list(output.prompt_token_ids),
-            new_tokens,
-            whole_blocks=USES_V2,
-            stop_ids=stop_ids,
-        )
-        for output in outputs
-    ]
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    assert tokens == [one.tokens for one in expected]
-    for found, wanted in zip(observed, expected, strict=True):
-        steps = wanted.acceptance_lengths
-        assert counted(found, wanted.tokens) == counted(steps, wanted.tokens)
-    return tokens, stats
-
-
 def nats_behind(llm: LLM, texts: list[list[int]], count: int) -> list[float]:
     """Return how far each of the last `count` tokens of texts is behind an engine's best. Each is
     judged after the tokens really written before it, so one tie excuses one token."""
@@ -279,22 +237,3 @@ def nats_behind(llm: LLM, texts: list[list[int]], count: int) -> list[float]:
         for text, output in zip(texts, llm.generate(requests, judge, use_tqdm=False), strict=True)
         for token, row in zip(text[-count:], output.prompt_logprobs[-count:], strict=True)
     ]
-
-
-def tokens_by_step(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[list[list[int]]]:
-    """Return the tokens of each step for each prompt, cut at its end."""
-    engine = llm.llm_engine
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, params)
-    steps: list[list[list[int]]] = [[] for _ in prompts]
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            number = int(output.request_id)
-            if new := list(output.outputs[0].token_ids[sum(map(len, steps[number])) :]):
-                steps[number].append(new)
-    return steps
-
-
-def joined(steps: list[list[list[int]]]) -> list[list[int]]:
-    """Return the whole text of each prompt, from the tokens of its steps."""
-    return [[token for step in of_prompt for token in step] for of_prompt in steps]

@@ -32,13 +32,12 @@ class Family:
     written: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]
     """Each prompt with what the target writes, [1, T], and its features, [T, m * H]."""
 
-    def engine(self, **changes: Any) -> Any:
+    def drafting(self) -> Any:
+        """Start an engine of the pair."""
         settings = {"model": str(self.folder / "target"), "skip_tokenizer_init": True}
         settings |= {"max_model_len": 256, "max_num_seqs": 4, **ENGINE_SETTINGS.get(self.name, {})}
-        return engine(**settings | changes)
-
-    def drafting(self) -> Any:
-        return self.engine(speculative_config={**FIXED, "model": str(self.folder / "drafter")})
+        drafts = {**FIXED, "model": str(self.folder / "drafter")}
+        return engine(**settings, speculative_config=drafts)
 
 
 def make_family(folder: Path, name: str) -> Family:

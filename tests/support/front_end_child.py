@@ -14,6 +14,15 @@ from typing import Any
 
 from support.faked_cuda import fake_cuda
 
+TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("Qwen3", {}),
+    "mixed": (
+        "Llama",
+        {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "hybrid": ("Qwen3Next", {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}),
+}
+
 
 class Asked:
     """Notes which modules of FlashInfer, whose stand-in is empty, are to be imported."""
@@ -29,21 +38,22 @@ class Asked:
 def main() -> None:
     """Fork a process for each pair, because a module is imported only once."""
     fake_cuda().capability = (9, 0)
-    from support.pairs import dflash2_config, drafter_config, lilicorr_config, save_drafter
-    from support.selection_config import HEADS, create_config, write_pair
-    from support.selection_table import Cell
+    from support.pairs import Pair, dflash2_config, drafter_config, lilicorr_config, save_drafter
+    from support.targets import write_config
 
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     kinds: dict[str, Any] = {"": {}, "DFlash 2": dflash2_config(), "LiLiCorr": lilicorr_config()}
     sys.meta_path.insert(0, asked := Asked())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_pair(folder)
         for target, kind in [*(("full", kind) for kind in kinds), ("mixed", ""), ("hybrid", "")]:
             if os.fork():
                 assert os.wait()[1] == 0
                 continue
-            save_drafter(folder / "drafter", drafter_config(**HEADS | kinds[kind]))
-            config = create_config(folder, Cell("9.0", target=target))
+            family, fields = TARGETS[target]
+            write_config(folder / target, family, dtype="bfloat16", **heads, **fields)
+            spec = save_drafter(folder / "drafter", drafter_config(**heads | kinds[kind]))
+            config = Pair(folder / target, folder / "drafter", spec).start(dtype="bfloat16")
             line = {
                 "case": f"{target} {kind}".strip(),
                 "worker": config.parallel_config.worker_cls,

@@ -15,7 +15,8 @@ NEW_TOKENS = 32
 def main() -> None:
     os.environ["VLLM_PLUGINS"] = ""
     use_model_runner_v2()
-    from support.engines import engine, greedy, tokens_by_step
+    from support.engines import engine, greedy
+    from support.stepped_requests import tokens_by_step
 
     target, drafter, prompts = sys.argv[1:]
     speculative = {"method": "dflash", "model": drafter, "num_speculative_tokens": 7}

@@ -18,9 +18,6 @@ from vllm_dflash.tools import server_process
 from vllm_dflash.tools.demo.demo_server import StepCollector
 
 PLACEHOLDER = -1
-CLOSE = 0.1
-"""Nats between the best and the second best token that are confused, as by rounding."""
-
 Accept = Callable[[list[int], list[int], list[int]], list[int]]
 """From a request's drafts, the target's choice after each token it was given, and the correct
 tokens, to other tokens."""
@@ -43,13 +40,6 @@ original = rejection_sampler.rejection_sample
 
 def rejection_sample(*given: Any, **named: Any) -> torch.Tensor:
     planted = Path(os.environ["PLANTED"]).read_text()
-    if planted == "a close second":
-        before, logits, after = given[:5], given[5].clone(), given[6:]
-        best, second = logits.topk(2).indices.unbind(-1)
-        rows = torch.arange(len(logits))
-        change = logits[rows, best] - logits[rows, second] < CLOSE
-        logits[rows[change], best[change]] -= 2 * CLOSE
-        return original(*before, logits, *after, **named)
     output = original(*given, **named)
     if planted:
         accept_by(RULES[planted], output, given)

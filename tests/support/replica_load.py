@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -112,19 +110,4 @@ def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:
                 found.append(process)
         except psutil.NoSuchProcess:
             pass
-    return found
-
-
-def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
-    """Return the segments and semaphores in /dev/shm that these processes use.
-
-    The mark that Intel's OpenMP makes of each process is left out: a killed process leaves it.
-    """
-    found: set[Path] = set()
-    for process in processes:
-        try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-        except OSError:  # it has just ended
-            continue
-        found |= {Path(name) for name in re.findall(r"/dev/shm/(?:psm_|sem\.)\S+", maps)}
     return found

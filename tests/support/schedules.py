@@ -19,10 +19,9 @@ from support.engines import (
     FIXED,
     greedy,
     held_out_prompts,
-    joined,
     runner_of,
-    tokens_by_step,
 )
+from support.stepped_requests import joined, tokens_by_step
 
 NEW_TOKENS = 12
 SIZES: dict[str, Any] = {

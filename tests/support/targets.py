@@ -130,8 +130,8 @@ def continued(target: PreTrainedModel, prompt: list[int], count: int) -> list[in
     return tokens
 
 
-def write_config(folder: Path, family: str) -> None:
+def write_config(folder: Path, family: str, **fields: Any) -> None:
     """Write only the config of a target, which is never loaded."""
-    config = getattr(transformers, f"{family}Config")(**SHAPE)
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **fields})
     config.architectures = [f"{family}ForCausalLM"]
     config.save_pretrained(folder)

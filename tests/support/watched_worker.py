@@ -91,9 +91,3 @@ class Watched:
     def written_down(self) -> tuple[list[Any], list[Any]]:
         """Return plans and drafts handed over, in order, and all tokens that were drafted."""
         return self.decided, self.drafted
-
-    def shared_memory(self) -> list[str]:
-        """Return the segments that this process has mapped."""
-        with open("/proc/self/maps") as maps:
-            mapped = [line[line.index("/dev/shm/") :] for line in maps if "/dev/shm/" in line]
-        return sorted({name.strip().removesuffix(" (deleted)") for name in mapped})
