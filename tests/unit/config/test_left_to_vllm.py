@@ -71,12 +71,12 @@ def reasons(
     return unsupported_reasons(requested, config, target, parallel, has_watermark=has_watermark)
 
 
-@pytest.mark.parametrize(("words", "runner", "asked", "settings"), NOT_HERE, ids=str)
+@pytest.mark.parametrize(("words", "on", "asked", "settings"), NOT_HERE, ids=str)
 def test_settings_that_no_vllm_has_here(
-    monkeypatch: pytest.MonkeyPatch, words: str, runner: str, asked: Settings, settings: Settings
+    monkeypatch: pytest.MonkeyPatch, words: str, on: str, asked: Settings, settings: Settings
 ) -> None:
     """In another version of vLLM, or if it is started in another way."""
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", runner == "v2")
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", on == "v2")
     found = reasons(PLAIN, asked, **settings)
     assert [words in reason for reason in found] == [True] * bool(words)
 
@@ -125,7 +125,7 @@ def test_a_drafter_that_is_redirected(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("platform", "is_v2", "has_triton", "runner", "worker"),
+    ("platform", "is_v2", "has_triton", "gets", "worker"),
     [
         ("cpu", None, False, "v1", CPU_WORKER_V1),
         ("cpu", None, True, "v2", CPU_WORKER_V2),  # also on a CPU: vLLM's own choice
@@ -143,7 +143,7 @@ def test_each_platform_has_a_worker_for_each_runner(
     platform: str,
     is_v2: bool | None,
     has_triton: bool,
-    runner: str,
+    gets: str,
     worker: str | None,
 ) -> None:
     for kind in ("cpu", "cuda"):
@@ -151,7 +151,7 @@ def test_each_platform_has_a_worker_for_each_runner(
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
     if platform != "another":
-        assert runner_here() == runner
+        assert runner_here() == gets
     if worker is None:
         (reason,) = reasons(PLAIN, worker_cls="auto" if platform == "cuda" else "mine.Worker")
         assert {"cuda": "this engine gets V1"}.get(platform, "CPU and CUDA platforms") in reason

@@ -15,10 +15,9 @@ from support.pairs import Pair
 Settings = dict[str, Any]
 LORA: Settings = {"enable_lora": True}
 ONE_MODULE: Settings = {**LORA, "lora_target_modules": ["q_proj"]}
-ON_V2, ON_V1 = ({"vllm.envs.VLLM_USE_V2_MODEL_RUNNER": is_v2} for is_v2 in (True, False))
-ANY_RUNNER = {"vllm.envs.VLLM_USE_V2_MODEL_RUNNER": None}
+RUNNER, TRITON = "vllm.envs.VLLM_USE_V2_MODEL_RUNNER", "vllm.triton_utils.HAS_TRITON"
+ON_V1, ON_V2 = {RUNNER: False}, {RUNNER: True, TRITON: True, "vllm.config.vllm.HAS_TRITON": True}
 RUST = "vllm.envs.VLLM_USE_RUST_FRONTEND"
-TRITON = "vllm.triton_utils.HAS_TRITON"
 MIN_P = "set min_p to 0.05.*--override-generation-config '{\"min_p\": 0}'"
 
 
@@ -38,8 +37,8 @@ MIN_P = "set min_p to 0.05.*--override-generation-config '{\"min_p\": 0}'"
         ({RUST: True}, {}, "VLLM_USE_RUST_FRONTEND", 1),
         ({RUST: False}, {}, "VLLM_USE_RUST_FRONTEND", 0),
         # Triton on a CPU selects a runner that is not measured there.
-        ({**ANY_RUNNER, TRITON: True}, {}, "VLLM_USE_V2_MODEL_RUNNER=0 selects it", 1),
-        ({**ANY_RUNNER, TRITON: False}, {}, "VLLM_USE_V2_MODEL_RUNNER=0 selects it", 0),
+        ({RUNNER: None, TRITON: True}, {}, "VLLM_USE_V2_MODEL_RUNNER=0 selects it", 1),
+        ({RUNNER: None, TRITON: False}, {}, "VLLM_USE_V2_MODEL_RUNNER=0 selects it", 0),
     ],
 )
 def test_what_is_said(
