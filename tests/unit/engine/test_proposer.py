@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -126,11 +125,6 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
     assert harness.step(rows) == [[], expected[:2], [], []]
 
 
-def test_the_users_window_is_every_layers(pair: Pair) -> None:
-    proposer = DrafterHarness(pair, draft_window=9).proposer
-    assert {one.window for one in proposer.model.block.attentions()} == {9}
-
-
 @pytest.mark.parametrize(("room", "length"), [(99, 32), (5, 5), (0, 0), (-1, 0)])
 def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None:
     """Each of two requests may use half of a step's rows, including a block's and its own two."""
@@ -179,17 +173,6 @@ def test_requests_that_limit_their_drafts(pair: Pair) -> None:
     assert [len(drafts) for drafts in texts.step(rows)] == [0, 2, 9, 9]
     predicted = texts.proposer.host._last.predicted
     assert predicted.lengths.tolist() == [0, 2, 32, 9]
-
-
-@pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
-def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
-    proposer = DrafterHarness(pair, **own).proposer
-    assert proposer.host.free_drafts is None  # not used while lengths are fixed
-    proposer.start_planning(profiled_costs())
-    most = {"free_drafts": None, "num_speculative_tokens": 3}.get(next(iter(own), ""), 32)
-    assert (proposer.host.free_drafts and proposer.most_free) == most
-    assert proposer.host.planner.max_draft == own.get("num_speculative_tokens", 7)
-    assert proposer.host.statistics.max_draft == own.get("num_speculative_tokens", 7)
 
 
 @on_both_runners
