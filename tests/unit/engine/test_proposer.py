@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
 from support.engines import USES_V2
-from support.pairs import Pair
+from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.fixed_length import FixedLength
@@ -31,10 +32,21 @@ def features(num_rows: int, seed: int) -> torch.Tensor:
     return torch.randn(num_rows, 2 * 64, generator=torch.Generator().manual_seed(seed))
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dflash2": dflash2_config(),
+    "lilicorr": lilicorr_config(),
+}
+
+
 @on_both_runners
-def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_hazard_6_batched_drafting_equals_drafting_each_request_alone(
+    tmp_path: Path, kind: str
+) -> None:
     """Some have verified drafts in the same step. One is in its prompt, one is at its end, and rows
     are not in the order of their slots."""
+    pair = make_pair(tmp_path, **KINDS[kind])
     lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 1: 7}
     rows = [Row(slot, features(count, slot), bonus=20 + slot) for slot, count in lengths.items()]
     rows[1].num_rejected, rows[3].num_rejected, rows[2].in_prompt = 3, 7, True
