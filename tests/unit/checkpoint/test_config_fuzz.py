@@ -10,7 +10,8 @@ import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from support.drafter_harness import DrafterHarness, Row
+from support.cached_drafter import Row
+from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, as_speculators, drafter_config, make_pair, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError

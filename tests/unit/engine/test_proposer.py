@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
+from support.cached_drafter import CACHE_BLOCK, Harness, Row
+from support.drafter_harness import DrafterHarness
 from support.engines import USES_V2
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.planner_world import profiled_costs

@@ -10,7 +10,8 @@ import pytest
 import torch
 from vllm import _custom_ops as ops
 
-from support.drafter_harness import ProposerHarness, Row
+from support.cached_drafter import Row
+from support.drafter_harness import ProposerHarness
 from support.pairs import make_pair
 from support.reference_decoding import draft
 from vllm_dflash.model import context_projection

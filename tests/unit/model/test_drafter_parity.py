@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.drafter_harness import DrafterHarness, Harness, ProposerHarness, Row
+from support.cached_drafter import Harness, Row
+from support.drafter_harness import DrafterHarness, ProposerHarness
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.reference_decoding import block_states
 

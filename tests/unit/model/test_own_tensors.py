@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from support.drafter_harness import DrafterHarness, Row
+from support.cached_drafter import Row
+from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, drafter_config, make_pair
 from support.reference_decoding import draft
 from vllm_dflash.checkpoint.headers import INDEX

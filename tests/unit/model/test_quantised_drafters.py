@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.drafter_harness import ProposerHarness, Row
+from support.cached_drafter import Row
+from support.drafter_harness import ProposerHarness
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.quantised import OF_THE_HEAD, WAYS, quantise
 from support.reference_decoding import block_states

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.drafter_harness import DrafterHarness, Harness, Row
+from support.cached_drafter import Harness, Row
+from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, make_pair
 from support.reference_decoding import draft
 
