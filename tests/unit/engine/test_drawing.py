@@ -3,6 +3,8 @@ interpreter."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
+from emulated.interpreter import worst_arithmetic
 from support.drawn_tokens import Case, Step
 from vllm_dflash.engine.v2.drawing import DrawingSampler, DrawingVerifier, sample_by_drawing
 from vllm_dflash.engine.v2.drawing_kernels import TILE
@@ -25,9 +28,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 SEEDS = st.integers(0, 2**32 - 1)
+Arithmetic = Callable[[], AbstractContextManager[None]]
+ARITHMETIC = (nullcontext, worst_arithmetic)
+"""As NumPy's, and as bad as on a GPU."""
 
 
-@settings(max_examples=settings().max_examples // 2)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     seed=SEEDS,
     num_requests=st.integers(1, 5),
@@ -37,20 +44,31 @@ SEEDS = st.integers(0, 2**32 - 1)
     use_fp64=st.booleans(),
 )
 def test_tokens_are_drawn_and_drafts_accepted_as_by_hand(
-    seed: int, num_requests: int, width: int, vocab_size: int, gathered: bool, use_fp64: bool
+    arithmetic: Arithmetic,
+    seed: int,
+    num_requests: int,
+    width: int,
+    vocab_size: int,
+    gathered: bool,
+    use_fp64: bool,
 ) -> None:
     """Requests that decode, at several temperatures, beside some in their prompts."""
     step = Step(Case(num_requests, width, vocab_size, use_fp64), seed)
-    found, expected = step.check(gathered=gathered)
+    with arithmetic():
+        found, expected = step.check(gathered=gathered)
     assert found == expected
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [TILE, TILE + 1, 3 * TILE + 17])
-def test_vocabularies_of_several_tiles(vocab_size: int, dtype: torch.dtype) -> None:
+def test_vocabularies_of_several_tiles(
+    vocab_size: int, dtype: torch.dtype, arithmetic: Arithmetic
+) -> None:
     """In bfloat16 several tokens are likeliest."""
     step = Step(Case(3, 3, vocab_size), vocab_size, dtype)
-    found, expected = step.check()
+    with arithmetic():
+        found, expected = step.check()
     assert found == expected
 
 

@@ -8,20 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.bare_scheduler import request
 from vllm_dflash.engine.v2.exchange import StepPlan
 from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts
 
 LONGEST, K = 4096, 7
-
-
-def request(context: int = 100, left: int = 500) -> Any:
-    """Return a request that decodes, with so many tokens of context, and `left` to come."""
-    return SimpleNamespace(
-        num_computed_tokens=context,
-        num_tokens=context + 1,
-        num_prompt_tokens=context,
-        max_tokens=1 + left,
-    )
 
 
 class Requests(dict[str, Any]):
