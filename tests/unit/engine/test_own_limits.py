@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 
-from support.bare_scheduler import request, step, take_vllm_out
+from support.bare_scheduler import bare, request, step
 from vllm_dflash.engine.own_limits import OwnLimits
 from vllm_dflash.engine.v2.exchange import StepPlan, plan_of
 from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
@@ -63,12 +63,6 @@ def test_who_limits_nothing_costs_nothing() -> None:
     assert limits.forbid_all("a")
 
 
-@pytest.fixture(params=[V2AsyncScheduler, V2Scheduler])
-def scheduler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    take_vllm_out(monkeypatch, is_async=request.param is V2AsyncScheduler, plans_every_step=False)
-    return request.param()
-
-
 def schedule(scheduler: Any, names: str, **most: int | None) -> StepPlan:
     scheduled, _ = step(dict.fromkeys(names, 0), {})
     scheduled.scheduled_new_reqs = joining(**most)
@@ -76,8 +70,12 @@ def schedule(scheduler: Any, names: str, **most: int | None) -> StepPlan:
     return plan_of(scheduled)
 
 
-def test_a_name_that_comes_again_has_its_new_limit(scheduler: Any) -> None:
+@pytest.mark.parametrize("kind", [V2AsyncScheduler, V2Scheduler])
+def test_a_name_that_comes_again_has_its_new_limit(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+) -> None:
     """Such as a session's, whose next turn has as many tokens as its last step had."""
+    scheduler = bare(monkeypatch, kind, plans_every_step=False)
     scheduler._cadence.record_step(planning_seconds=1.0, step_seconds=1.0)
     scheduler.requests = {name: request(left=500) for name in "ab"}
     plans = [schedule(scheduler, "ab") for _ in range(4)]

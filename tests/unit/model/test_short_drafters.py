@@ -88,6 +88,4 @@ def test_hazard_57964_where_vllms_own_table_is_too_short(tmp_path: Path) -> None
     pair = make_pair(tmp_path, rope_parameters=rope, max_position_embeddings=OWN)
     harness = DrafterHarness(pair, max_model_len=OF_TARGET)
     assert all(len(table) >= OF_TARGET > 2 * 16 for table in tables(harness))
-    harness.step(
-        [Row(0, features_of(pair, OWN + 30, seed=0))]
-    )  # at all positions
+    harness.step([Row(0, features_of(pair, OWN + 30, seed=0))])  # at all positions
