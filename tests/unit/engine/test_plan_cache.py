@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,39 +64,42 @@ def test_the_same_name_may_be_another_request() -> None:
     assert not cache.repeat(rows("a", 500), requests).any_eligible
 
 
-LENGTHS = st.integers(0, K)
 BATCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4)
 """How far each request is from the longest context, and from its last token."""
-OWN_LIMITS = st.dictionaries(st.sampled_from("0123"), LENGTHS, max_size=2)
-SELDOM = st.integers(0, 5).map(lambda number: number == 0)
+OWN_LIMITS = st.dictionaries(st.sampled_from("0123"), st.integers(0, K), max_size=2)
 
 
 @settings(max_examples=2 * settings().max_examples)
-@given(BATCHES, OWN_LIMITS, st.booleans(), st.booleans(), st.data())
+@given(BATCHES, OWN_LIMITS, st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_repeated_plans_are_those_made_anew(
-    batch: list[tuple[int, int]],
-    own: dict[str, int],
-    is_fixed: bool,
-    is_ahead: bool,
-    data: st.DataObject,
+    batch: list[tuple[int, int]], own: dict[str, int], is_fixed: bool, is_ahead: bool, seed: int
 ) -> None:
     """However many drafts are accepted, near the models' longest context and near the last token;
     also if the batch changes, if another plan is kept, and after an experiment. `is_ahead`: a step
     is scheduled before the last one's tokens are known."""
+    random = np.random.default_rng(seed)
+
+    def some() -> list[str]:
+        count = random.integers(1, len(batch), endpoint=True)
+        return [str(number) for number in random.permutation(len(batch))[:count]]
+
+    def new_lengths() -> dict[str, int]:
+        return {name: int(random.integers(0, K, endpoint=True)) for name in some()}
+
     requests = {
-        str(number): request(LONGEST - room, left) for number, (room, left) in enumerate(batch)
+        str(number): request(LONGEST - room, left=left) for number, (room, left) in enumerate(batch)
     }
-    some = st.sets(st.sampled_from(sorted(requests)), min_size=1).map(sorted)
-    running, lengths = [*requests], {name: data.draw(LENGTHS) for name in data.draw(some)}
+    running, lengths = [*requests], new_lengths()
     kept = cache_of(lengths, own, is_fixed=is_fixed)
     planned, waiting = dict.fromkeys(requests, 0), list[dict[str, int]]()
-    for _ in range(12):
-        if data.draw(SELDOM):
-            running = data.draw(some)
-        if data.draw(SELDOM):
-            lengths = {name: data.draw(LENGTHS) for name in data.draw(some)}
+    for _ in range(20):
+        other_batch, other_plan, experiment = random.random(3) < 0.15
+        if other_batch:
+            running = some()
+        if other_plan:
+            lengths = new_lengths()
             kept.keep_plan(lengths, runs_block=True)
-        if data.draw(SELDOM):
+        if experiment:
             kept.expire()
         scheduled = {name: 1 + planned[name] for name in running}
         plan = kept.repeat(scheduled, requests)
@@ -106,7 +110,7 @@ def test_repeated_plans_are_those_made_anew(
         planned |= plan.lengths or dict.fromkeys(running, plan.length)
         if len(waiting) > is_ahead:  # some of its drafts are rejected
             for name, drafts in waiting.pop(0).items():
-                accepted = data.draw(st.integers(0, drafts))
+                accepted = int(random.integers(0, drafts, endpoint=True))
                 requests[name].num_computed_tokens -= drafts - accepted
                 requests[name].num_tokens += 1 + accepted
 
