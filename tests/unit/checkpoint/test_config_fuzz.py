@@ -128,8 +128,9 @@ def test_what_is_not_refused_runs(
     config, _ = mutation
     assume(refusal_of(config) is None)
     spec = parse_config("here", config)
-    size = spec.num_layers * spec.hidden_size * (spec.intermediate_size + spec.vocab_size)
-    assume(size < 1 << 24)
+    heads = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    columns = spec.intermediate_size + spec.vocab_size + heads
+    assume(spec.num_layers * spec.hidden_size * columns < 1 << 24)
     save_drafter(changing_pair.drafter, config)
     try:
         harness = DrafterHarness(changing_pair)
