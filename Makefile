@@ -72,7 +72,7 @@ test-emulated:
 BESIDE = $(ONE_THREAD) scripts/run.sh python scripts/beside.py $(or $(VLLM),0.33.0)
 NEXT = tests/unit/test_plugin.py tests/unit/test_compatibility.py
 # Tests of configs that a new vLLM may change: which DFlash runs what, and what is refused.
-SELECTED = pair published_drafters speculative_settings who_runs
+SELECTED = pair published_drafters speculative_settings who_runs left_to_vllm started_settings
 test-next:
 	$(BESIDE) pytest $(SELECTED:%=tests/unit/config/test_%.py) $(NEXT) $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_engine_v2.py --runner v2 $(PYTEST_ARGS)

@@ -154,3 +154,16 @@ SPECULATORS_SPEC: Fields = {
 }
 
 WHOLE = {"z-lab": (QWEN, QWEN_SPEC), "speculators": (SPECULATORS, SPECULATORS_SPEC)}
+
+LLAMA3: Fields = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def nested(**fields: Any) -> Fields:
+    """Return QWEN's `dflash_config` with these fields."""
+    return {"dflash_config": {**QWEN["dflash_config"], **fields}}

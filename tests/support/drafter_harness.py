@@ -13,7 +13,14 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from support.bare_drafter import CACHE_BLOCK, Harness, HfTarget, Row, positions_of, query_starts
+from support.cached_drafter import (
+    CACHE_BLOCK,
+    Harness,
+    HfTarget,
+    Row,
+    positions_of,
+    query_starts,
+)
 from support.engines import USES_V2
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.engine.block_layout import draft_limits
@@ -22,8 +29,6 @@ from vllm_dflash.engine.v2 import speculator
 from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS
 from vllm_dflash.engine.v2.exchange import StepPlan
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-
-__all__ = ["CACHE_BLOCK", "DrafterHarness", "Harness", "ProposerHarness", "Row"]
 
 
 class ProposerHarness(Harness):

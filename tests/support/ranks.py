@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from support.drafter_harness import ProposerHarness, Row
+from support.cached_drafter import Row
+from support.drafter_harness import ProposerHarness
 from support.pairs import Pair
 
 SECONDS = 240

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -48,15 +48,15 @@ class Answer:
 def tokenizer_of(tool_parser: str) -> PreTrainedTokenizerBase:
     """The demo target's tokenizer, with the tokens that this parser looks for."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
-    names = FORMATS[tool_parser].tokens if tool_parser in FORMATS else []
+    names = FORMATS[tool_parser].special.split()
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 
-def asked(tool_choice: Any = "auto") -> ChatCompletionRequest:
+def asked() -> ChatCompletionRequest:
     """Return a chat request with three tools."""
     return ChatCompletionRequest(
-        messages=[{"role": "user", "content": "?"}], tools=TOOLS, tool_choice=tool_choice
+        messages=[{"role": "user", "content": "?"}], tools=TOOLS, tool_choice="auto"
     )
 
 
@@ -67,7 +67,6 @@ class Conversation:
     text: str
     tool_parser: str
     reasoning_parser: str | None = None
-    tool_choice: Any = "auto"
     length: int | None = None
     """Where `max_tokens` ends it; by default its end of turn does."""
 
@@ -76,9 +75,7 @@ class Conversation:
         kind = ParserManager.get_parser(self.tool_parser, self.reasoning_parser, True)
         assert kind is not None
         self.kind: type[Parser] = kind
-        self.request = self.kind(self.tokenizer, asked().tools).adjust_request(
-            asked(self.tool_choice)
-        )
+        self.request = self.parser().adjust_request(asked())
         self.tokens: list[int] = self.tokenizer.encode(self.text, add_special_tokens=False)
         self.tokens.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
         if self.length is not None:

@@ -7,22 +7,39 @@ python -m support.who_runs CELLS
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 OURS, VLLMS = "ours", "vLLM's"
 Settings = dict[str, Any]
-Cell = tuple[str, str, Settings, Settings]
-"""Expected runner of an engine; words of the line that says why it is vLLM's; settings of the
-speculative config, and of the engine. Among these, names in capitals are variables of the
-environment."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine: a drafter, a target, and settings."""
+
+    runs: str
+    """Whose it is."""
+    words: str = ""
+    """Words of the line that says why it is vLLM's."""
+    speculative: Settings = field(default_factory=dict)
+    """Settings of the speculative config; None: without this one."""
+    settings: Settings = field(default_factory=dict)
+    """Settings of the engine. Names in capitals are variables of the environment."""
+    drafter: Settings = field(default_factory=dict)
+    """Changes to the drafter's config; None: without this field."""
+    family: str = ""
+    """The target's, if it is not the pair's own."""
+
+
 OWN_KEYS: Settings = {"draft_length": "fixed", "free_drafts": "off"}
 
 
@@ -70,9 +87,9 @@ def outcome(pair: Any, speculative: Settings, settings: Settings) -> dict[str, A
         "one cache group": config.scheduler_config.disable_hybrid_kv_cache_manager,
         "additional": config.additional_config,
         "speculative": {
-            field.name: str(getattr(speculation, field.name))
-            for field in dataclasses.fields(speculation)
-            if field.name not in left_out and not field.name.endswith("parallel_config")
+            one.name: str(getattr(speculation, one.name))
+            for one in fields(speculation)
+            if one.name not in left_out and not one.name.endswith("parallel_config")
         },
         "draft": str(draft.hf_config.to_dict()),
         "architectures": draft.architectures,
@@ -109,22 +126,39 @@ def who_runs(
     return (OURS, "") if is_ours and not left else (f"{found}, said {left}", "")
 
 
-def ends(pair: Any, cell: Cell) -> dict[str, Any]:
-    """Return who runs a cell, and who does if our own keys are set as well and the number of
-    drafts, which vLLM asks for, is not; and what is said of it, as far as it is expected."""
-    _, words, speculative, settings = cell
-    alone = outcome_alone(pair, speculative, settings)
-    if "error" in alone:
-        return {"alone": alone}
-    own = {"num_speculative_tokens": None, **OWN_KEYS, **speculative}
-    plain, line = who_runs(pair, speculative, settings, alone)
-    with_own, _ = who_runs(pair, own, settings, alone)
-    return {"plain": plain, "with own": with_own, "said": words if words in line else line}
+def changed(pair: Any, cell: Cell, folder: Path) -> Any:
+    """Return the pair with a cell's drafter and target. Others are written to this folder."""
+    from support.pairs import Pair, as_speculators, drafter_config
+    from support.targets import write_config
+
+    drafter, target = pair.drafter, pair.target
+    if cell.drafter:
+        drafter = folder / "some-dflash"
+        shutil.copytree(pair.drafter, drafter)
+        config = drafter_config(**cell.drafter)
+        if "speculators_model_type" in cell.drafter:
+            config = as_speculators(drafter_config()) | cell.drafter
+        written = {name: value for name, value in config.items() if value is not None}
+        (drafter / "config.json").write_text(json.dumps(written))
+    if cell.family:
+        target = folder / "target"
+        target.mkdir()
+        write_config(target, cell.family)
+    return Pair(target, drafter, pair.spec)
 
 
-def as_expected(cell: Cell) -> dict[str, Any]:
-    """Return what `ends` should."""
-    return {"plain": cell[0], "with own": cell[0], "said": cell[1]}
+def ends(pair: Any, cell: Cell) -> tuple[Any, Any, str]:
+    """Return who runs a cell; who does if our own keys are set as well and the number of drafts,
+    which vLLM asks for, is not; and what is said of it, as far as it is expected."""
+    with tempfile.TemporaryDirectory() as folder:
+        pair = changed(pair, cell, Path(folder))
+        alone = outcome_alone(pair, cell.speculative, cell.settings)
+        if "error" in alone:
+            return "nobody", alone, ""
+        own = {"num_speculative_tokens": None, **OWN_KEYS, **cell.speculative}
+        plain, line = who_runs(pair, cell.speculative, cell.settings, alone)
+        with_own, _ = who_runs(pair, own, cell.settings, alone)
+        return plain, with_own, cell.words if cell.words in line else line
 
 
 def main() -> None:
@@ -139,7 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pair = make_pair(Path(folder))
         for cell in json.loads(sys.argv[1]):
-            print(json.dumps(ends(pair, cell)), flush=True)
+            print(json.dumps({"ends": ends(pair, Cell(**cell))}), flush=True)
 
 
 if __name__ == "__main__":

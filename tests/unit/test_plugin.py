@@ -2,7 +2,6 @@
 
 import functools
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import vllm.plugins
-from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.worker import gpu_model_runner
 
 from support.configs_by_hand import QWEN
@@ -108,21 +105,12 @@ def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     assert args.disable_hybrid_kv_cache_manager is disabled
 
 
-def test_the_separate_flags_select_it_too(pair: Pair) -> None:
-    flags: Any = {"spec_method": "dflash", "spec_model": str(pair.drafter), "spec_tokens": 4}
-    config = pair.start(speculative_config=None, **flags)
-    assert config.parallel_config.worker_cls == CPU_WORKER_V1
-    assert config.speculative_config.num_speculative_tokens == 4
-
-
-def test_a_name_with_dflash_in_it_selects_it_without_a_method(pair: Pair, tmp_path: Path) -> None:
-    named = tmp_path / "my-dflash-drafter"
-    named.symlink_to(pair.drafter)
-    config = pair.start(speculative_config={"model": str(named)})
-    assert config.parallel_config.worker_cls == CPU_WORKER_V1
-
-
-def test_plain_serving_and_other_methods_are_untouched(pair: Pair) -> None:
+def test_plain_serving_and_other_methods_are_untouched(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it checked what this vLLM has."""
+    checks = "vllm_dflash.compatibility.vllm_unsupported_reason"
+    monkeypatch.setattr(checks, lambda *_: pytest.fail("checked"))
     native = gpu_model_runner.DFlashProposer
     for asked in (None, {"method": "ngram", "num_speculative_tokens": 2}):
         config = pair.start(speculative_config=asked)
@@ -167,12 +155,6 @@ def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:
     assert ADDITIONAL_CONFIG_KEY not in plain.additional_config
 
 
-def test_plain_engines_are_not_checked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = "vllm_dflash.compatibility.vllm_unsupported_reason"
-    monkeypatch.setattr(checks, lambda *_: pytest.fail("checked"))
-    pair.start(speculative_config=None)
-
-
 def test_registering_twice_wraps_once() -> None:
     plugin.register()
     wrapped = EngineArgs.create_speculative_config
@@ -191,20 +173,6 @@ def test_another_plugins_wrapper_does_not_keep_us_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(EngineArgs, "create_speculative_config", foreign)
     plugin.register()
     assert EngineArgs.create_speculative_config.wrapped_by_vllm_dflash
-
-
-@pytest.mark.parametrize(("plugins", "is_ours"), [(None, True), ("dflash", True), ("", False)])
-def test_vllm_plugins_keeps_its_meaning(
-    monkeypatch: pytest.MonkeyPatch, plugins: str | None, is_ours: bool
-) -> None:
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    if plugins is not None:
-        monkeypatch.setenv("VLLM_PLUGINS", plugins)
-    called: list[str] = []
-    monkeypatch.setattr(plugin, "register", lambda: called.append("register"))
-    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
-    vllm.plugins.load_general_plugins()
-    assert called == ["register"] * is_ours
 
 
 def test_the_plugin_module_imports_nothing_heavy() -> None:
@@ -311,131 +279,3 @@ def test_remarks_on_a_config_are_warned_of(pair: Pair, tmp_path: Path) -> None:
         f"WARNING drafter '{drafter}': dflash_config has 'mask_token', which is ignored;"
         " did its author mean 'mask_token_id'?"
     ]
-
-
-@pytest.mark.parametrize(
-    ("defaults", "is_said"), [({"min_p": 0.05}, True), ({"min_p": 0.0}, False), ({}, False)]
-)
-def test_a_model_whose_every_request_would_be_refused_is_said(
-    pair: Pair, defaults: dict[str, float], is_said: bool
-) -> None:
-    with log_lines() as lines:
-        pair.start(override_generation_config=defaults)
-    said = [line for line in lines if "HTTP 400" in line]
-    assert len(said) == is_said
-    assert not said or "set min_p to 0.05" in said[0]
-    assert not said or "--override-generation-config '{\"min_p\": 0}'" in said[0]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "longest"),
-    [
-        ((2048, 128), 7),
-        ((2048, 500), 3),
-        ((256, 128), 1),
-        ((128, 128), 0),
-        ((None, None), 7),  # 4,096 rows for 256 requests
-        ((None, 512), 7),
-        ((None, 600), 5),
-    ],
-)
-def test_drafts_beside_lora_have_the_rows_that_vllm_wants(
-    pair: Pair, sizes: tuple[int | None, int | None], longest: int
-) -> None:
-    """vLLM refuses longer ones, and does not say what would help."""
-    rows, most = sizes
-    asked: dict[str, Any] = {"max_num_batched_tokens": rows, "max_num_seqs": most}
-    asked["enable_lora"] = True
-    if not longest:
-        with pytest.raises(ValueError, match="--max-num-batched-tokens 1024 or --max-num-seqs 16 "):
-            pair.start(**asked)
-        return
-    with log_lines() as lines:
-        assert pair.start(**asked).speculative_config.num_speculative_tokens == longest
-    said = [line for line in lines if "with LoRA" in line]
-    assert len(said) == (longest < 7)
-    assert not said or f"drafts have up to {longest} tokens, not 7: with LoRA" in said[0]
-    if said:
-        found = re.search(r"--max-num-batched-tokens (\d+) or --max-num-seqs (\d+) has", said[0])
-        assert found is not None
-        for name, value in zip(
-            ("max_num_batched_tokens", "max_num_seqs"), found.groups(), strict=True
-        ):
-            remedied = pair.start(**asked | {name: int(value)})
-            assert remedied.speculative_config.num_speculative_tokens == 7
-
-
-@pytest.mark.parametrize("is_server", [True, False])
-def test_a_server_of_vllms_default_size_has_lora(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, is_server: bool
-) -> None:
-    """On an H100, vLLM lets servers have 8 rows for each request, and `LLM` 16."""
-    size = {UsageContext.OPENAI_API_SERVER: 4096, UsageContext.LLM_CLASS: 8192}
-    monkeypatch.setattr(
-        EngineArgs,
-        "get_batch_defaults",
-        lambda *_: (size, dict.fromkeys(size, 1024)),
-    )
-    kind = AsyncEngineArgs if is_server else EngineArgs
-    args = kind(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        enable_lora=True,
-        max_model_len=256,
-        speculative_config={"method": "dflash", "model": str(pair.drafter)},
-    )
-    usage = UsageContext.OPENAI_API_SERVER if is_server else UsageContext.LLM_CLASS
-    config = args.create_engine_config(usage_context=usage)
-    assert config.speculative_config.num_speculative_tokens == (3 if is_server else 7)
-
-
-@pytest.mark.parametrize("rows", [None, 256, 260, 5000])
-@pytest.mark.parametrize("is_chunked", [True, False])
-def test_without_chunked_prefill_the_longest_prompt_fits_beside_the_rows_for_drafts(
-    pair: Pair, rows: int | None, is_chunked: bool
-) -> None:
-    sizes: dict[str, Any] = {"max_num_batched_tokens": rows, "max_num_seqs": 1}
-    config = pair.start(enable_chunked_prefill=is_chunked, **sizes)
-    longest = config.speculative_config.num_speculative_tokens
-    found = config.scheduler_config.max_num_batched_tokens
-    assert longest > 7
-    assert found == ((rows or 256) if is_chunked else max(rows or 0, 256 + longest))
-
-
-@pytest.mark.parametrize(
-    ("runner", "asked", "is_said"),
-    [
-        (True, {"enable_lora": True}, True),
-        (True, {"enable_lora": True, "lora_target_modules": ["q_proj"]}, False),
-        (True, {}, False),
-        (False, {"enable_lora": True}, False),
-    ],
-)
-def test_adapters_that_change_texts_on_v2_are_said(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, runner: bool, asked: dict[str, Any], is_said: bool
-) -> None:
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", runner)
-    with log_lines() as lines:
-        pair.start(**asked)
-    assert sum("train lm_head" in line for line in lines) == is_said
-
-
-@pytest.mark.parametrize("is_rust", [True, False])
-def test_what_the_front_end_in_rust_lacks_is_said(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, is_rust: bool
-) -> None:
-    monkeypatch.setattr("vllm.envs.VLLM_USE_RUST_FRONTEND", is_rust)
-    with log_lines() as lines:
-        pair.start()
-    assert sum("VLLM_USE_RUST_FRONTEND" in line for line in lines) == is_rust
-
-
-@pytest.mark.parametrize("has_triton", [True, False])
-def test_triton_on_a_cpu_selects_a_runner_that_is_not_measured_there(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, has_triton: bool
-) -> None:
-    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", has_triton)
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", None)
-    with log_lines() as lines:
-        pair.start()
-    assert sum("VLLM_USE_V2_MODEL_RUNNER=0 selects it" in line for line in lines) == has_triton

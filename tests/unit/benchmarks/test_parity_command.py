@@ -102,44 +102,8 @@ def test_tables_mark_the_first_difference(
     (marked,) = (line for line in out.splitlines() if "first difference" in line)
     assert "embedding" in marked
     assert "worst at prompt 2, step 3" in marked
-    assert f"Differs from embedding on: {HINTS['embedding']}." in out
-    answers(monkeypatch, CLEAN)
-    main(PAIR)
-    out = capfd.readouterr().out
-    assert "Equal" in out
-    assert "first difference" not in out
-    assert "Acceptance differs only where" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["./nowhere/drafter", "--target", str(DEMO / "target")], "nowhere/drafter"),
-        ([str(DEMO / "drafter"), "--target", "./nowhere"], "nowhere"),
-        ([*PAIR, "--prompts", "nothing.jsonl"], "pass another --prompts"),
-    ],
-)
-def test_refused_before_an_engine_starts(
-    capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(arguments) == COULD_NOT_RUN
-    out, err = capfd.readouterr()
-    assert not out
-    assert message in err
 
 
 def test_it_takes_one_rank(pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"tensor_parallel_size is 2.*leave it out.*verify .*-- -"):
         check.check_parity(str(pair.drafter), str(pair.target), tensor_parallel_size=2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], "required"), ([*PAIR, "--tolerance", "nan"], "nan is not a non-negative number")],
-)
-def test_usage_errors(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert message in capsys.readouterr().err

@@ -2,15 +2,16 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from support.drafter_harness import DrafterHarness, Row
+from support.cached_drafter import Row, features_of
+from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, as_speculators, drafter_config, make_pair, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
@@ -127,15 +128,16 @@ def test_what_is_not_refused_runs(
     config, _ = mutation
     assume(refusal_of(config) is None)
     spec = parse_config("here", config)
-    size = spec.num_layers * spec.hidden_size * (spec.intermediate_size + spec.vocab_size)
-    assume(size < 1 << 24)
+    heads = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    columns = spec.intermediate_size + spec.vocab_size + heads
+    assume(spec.num_layers * spec.hidden_size * columns < 1 << 24)
     save_drafter(changing_pair.drafter, config)
     try:
         harness = DrafterHarness(changing_pair)
     except DrafterError:  # it does not fit this target, or vLLM itself refuses the config
         return
-    width = len(spec.taps) * spec.target_hidden_size
-    drafts = harness.step([Row(0, torch.randn(40, width))])
+    rows = features_of(replace(changing_pair, spec=spec), 40, seed=0)
+    drafts = harness.step([Row(0, rows)])
     if spec.positions_go_on or spec.max_position_embeddings > 40 + spec.max_draft_tokens:
         assert len(drafts[0]) == spec.max_draft_tokens
     else:

@@ -56,13 +56,6 @@ def test_files_beside_an_index_are_ignored(pair: Pair) -> None:
     assert sorted(Path(file).name for file in files) == list(SHARDS)
 
 
-def test_without_an_index_all_files_count(pair: Pair) -> None:
-    (pair.drafter / INDEX).unlink()
-    with pytest.raises(DrafterError, match=r"surplus layers\.0\.attention\.wq\.weight"):
-        pair.start()
-    assert inspect(pair.drafter, pair.target).exit_code == 1
-
-
 def test_a_bad_index_is_refused_by_both(pair: Pair) -> None:
     write_index(pair, {"norm.weight": "model-00003-of-00003.safetensors"})
     with pytest.raises(DrafterError, match=r"lacks 'model-00003-of"):

@@ -51,6 +51,8 @@ def test_an_embedding_is_a_row(state: Any) -> None:
         (stored({"weight": NUMBERS}), "holds a NoneType, not a tensor"),
         (stored([NUMBERS]), "holds a list, not a tensor"),
         (stored(NUMBERS[:-1].clone()), "has 63 numbers, hidden_size is 64"),
+        # 4 bytes that claim to be 4 TiB.
+        (stored(torch.zeros(1).expand(1 << 40)), "has 1099511627776 numbers"),
         (stored(Called()), "cannot be read as plain tensors: Weights only"),
         (b"", "cannot be read as plain tensors: EOFError|Ran out"),
         (b"nonsense", "cannot be read as plain tensors: "),

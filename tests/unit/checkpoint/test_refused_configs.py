@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.configs_by_hand import FULL, QWEN, SLIDING, SPECULATORS, Fields
+from support.configs_by_hand import FULL, LLAMA3, QWEN, SLIDING, SPECULATORS, Fields, nested
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 
@@ -23,21 +23,10 @@ def refusal(config: Fields) -> str | None:
     return None
 
 
-def nested(**fields: Any) -> Fields:
-    return {"dflash_config": {**QWEN["dflash_config"], **fields}}
-
-
 def scaled(**fields: Any) -> Fields:
     return {"rope_scaling": fields}
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 REQUIRED = ("block_size", "hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers")
 REFUSED: list[tuple[Fields, str]] = [
     *(({name: None}, f"{name} must be an integer from") for name in REQUIRED),

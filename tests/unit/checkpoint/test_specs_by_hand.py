@@ -9,6 +9,7 @@ import pytest
 
 from support.configs_by_hand import (
     FULL,
+    LLAMA3,
     QWEN,
     QWEN_SPEC,
     SLIDING,
@@ -16,6 +17,7 @@ from support.configs_by_hand import (
     SPECULATORS_SPEC,
     WHOLE,
     Fields,
+    nested,
 )
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterSpec
@@ -44,10 +46,6 @@ def rope(**fields: Any) -> Fields:
     return {"rope_parameters": fields}
 
 
-def nested(**fields: Any) -> Fields:
-    return {"dflash_config": {**QWEN["dflash_config"], **fields}}
-
-
 def mixed(window: int | None = None, **fields: Any) -> Fields:
     """Return layers of both types, and other fields."""
     return {"layer_types": MIXED, "sliding_window": window, **fields}
@@ -57,13 +55,6 @@ def windows(window: int) -> Fields:
     return {"windows": (window, None, window, window, None)}
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 THETA = {"rope_theta": 5000000}  # QWEN's, under any scaling
 PART = {"partial_rotary_factor": 0.5}

@@ -97,14 +97,6 @@ def test_faults_name_the_node_and_the_command(
     assert last == "Then restart the engine; Ray can stay up."
 
 
-def test_a_silent_node_gets_no_advice_to_install() -> None:
-    silent = Node("10.0.0.2", "bb", problem="GetTimeoutError: no answer")
-    message = nodes_unsupported_reason([silent], OWN, "cpu") or ""
-    assert "node 10.0.0.2" in message
-    assert "GetTimeoutError: no answer" in message
-    assert "install" not in message
-
-
 def test_good_nodes_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nodes_unsupported_reason([GOOD, GOOD], OWN, "cpu") is None
     same = Node("10.0.0.1", "aa", **build_probe()())

@@ -128,15 +128,12 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
         assert parallel.distributed_executor_backend == "ray"
 
 
-def test_engines_without_dflash_keep_vllms_executor(on_cuda: Callable[..., VllmConfig]) -> None:
-    for speculative in (None, {"method": "ngram", "num_speculative_tokens": 2}):
-        assert Executor.get_class(on_cuda(speculative)) is RayExecutorV2
-
-
 def test_vllms_older_executor_stays_where_it_was_chosen(
     on_cuda: Callable[..., VllmConfig], pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM 0.33 has neither that executor nor the variable that selected it."""
+    """vLLM 0.33 has neither that executor nor the variable that selected it. Other engines keep
+    vLLM's."""
+    assert Executor.get_class(on_cuda(None)) is RayExecutorV2
     variable = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
     with monkeypatch.context() as newer:
         newer.delitem(envs.environment_variables, variable, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +13,6 @@ from support.configs_by_hand import GPT_OSS, Fields
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.draft_config import (
-    config_error,
     describe_to_vllm,
     drafted_length,
     read_by_vllm,
@@ -104,65 +102,6 @@ def test_a_short_drafter_does_not_shorten_its_target(
     assert config.target_model_config.max_model_len == TARGETS_LENGTH
 
 
-Bad = Callable[[Fields], str | None]
-
-
-class Reader:
-    """Stand-in for vLLM's reading of the drafter: fails if `bad` gives a reason."""
-
-    def __init__(self, bad: Bad) -> None:
-        self.bad = bad
-        self.read: list[Fields] = []
-        self.asked: list[dict[str, Any]] = []
-        self.spec_models: list[Any] = []
-
-    def __call__(self, engine_args: Any) -> Any:
-        written = engine_args.speculative_config
-        self.asked.append({key: value for key, value in written.items() if key != "model"})
-        self.spec_models.append(engine_args.spec_model)
-        self.read.append(json.loads((Path(written["model"]) / "config.json").read_text()))
-        if why := self.bad(self.read[-1]):
-            raise IndexError(why)
-        return vllms(hf(), hf())
-
-
-def arguments(folder: str = "somewhere", **speculative: Any) -> Any:
-    config = {"model": folder, "revision": "abc", "method": "dflash", **speculative}
-    return SimpleNamespace(spec_model="by flag", speculative_config=config)
-
-
-def test_the_field_to_blame_is_found_by_trial() -> None:
-    config = {**GPT_OSS, "odd": [1], "n_predict": 0}
-    reader = Reader(lambda fields: "no divisor" if fields.get("n_predict") == 0 else None)
-    args = arguments()
-    fault = config_error(DRAFTER, config, args, reader)
-    assert isinstance(fault, DrafterError)
-    assert str(fault) == (
-        "drafter 'it': bad config: vLLM cannot read n_predict of config.json, which is 0:"
-        " no divisor (IndexError)"
-    )
-    assert reader.read[0] == PLAIN
-    assert reader.read[1:] == [{**PLAIN, name: value} for name, value in config.items()]
-    # All else is unchanged, except the revision, which belongs to the repository.
-    assert reader.asked == [{"method": "dflash"}] * len(reader.asked)
-    assert set(reader.spec_models) == {None}
-    assert args == arguments()
-
-
-def test_fields_that_do_not_go_together() -> None:
-    config = {**GPT_OSS, "a": 1, "b": 2}
-    reader = Reader(
-        lambda fields: (
-            "1 validation error\nValue error, both" if {"a", "b"} <= fields.keys() else None
-        )
-    )
-    fault = config_error(DRAFTER, config, arguments(), reader)
-    assert str(fault) == (
-        "drafter 'it': bad config: vLLM cannot read config.json: both (IndexError)"
-    )
-    assert reader.read[-1] == config
-
-
 @pytest.mark.parametrize("rope", ["default", "yarn"])
 @pytest.mark.parametrize("limit", [4096, 131_072, 200_000])
 def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limit: int) -> None:
@@ -185,27 +124,37 @@ def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limi
         assert drafted_length(found.draft_model_config) == limit
 
 
-def test_the_trial_starts_from_what_was_asked(tmp_path: Path) -> None:
-    """vLLM writes into the arguments before it fails."""
-    (tmp_path / "config.json").write_text(json.dumps({**GPT_OSS, "n_predict": 0}))
-    reader = Reader(lambda fields: "no" if "n_predict" in fields else None)
-    args = arguments(str(tmp_path))
+@pytest.mark.parametrize(
+    ("bad", "blamed"),
+    [
+        ({"n_predict"}, "n_predict of config.json, which is 0: no divisor"),
+        ({"n_predict", "block_size"}, "config.json: no divisor"),  # not together
+    ],
+)
+def test_what_vllm_cannot_read_is_found_by_trial(bad: set[str], blamed: str) -> None:
+    """Trials start from what was asked, although vLLM writes into the arguments before it fails.
+    The revision belongs to the repository, and trials are files."""
+    asked = {"model": "somewhere", "method": "dflash", "revision": "abc"}
+    args: Any = SimpleNamespace(spec_model="by flag", speculative_config=dict(asked))
+    trials: list[Fields] = []
 
-    def writes(engine_args: Any) -> Any:
-        try:
-            return reader(engine_args)
-        finally:
-            engine_args.speculative_config["written by vLLM"] = True
-            engine_args.speculative_config = {**engine_args.speculative_config, "more": 1}
+    def fails(engine_args: Any) -> Any:
+        given = dict(engine_args.speculative_config)
+        engine_args.speculative_config |= {"written by vLLM": True}
+        folder = Path(given.pop("model"))
+        fields: Fields = {**GPT_OSS, "n_predict": 0}
+        if trials:
+            assert (given, engine_args.spec_model) == ({"method": "dflash"}, None)
+            fields = json.loads((folder / "config.json").read_text())
+        trials.append(fields)
+        if bad <= fields.keys():
+            raise IndexError("1 validation error\nValue error, no divisor")
+        return vllms(hf(), hf())
 
-    with pytest.raises(DrafterError, match=r"n_predict of config\.json"):
-        read_by_vllm(
-            writes,
-            args,
-            SimpleNamespace(trust_remote_code=True),
-            DRAFTER,
-            {**GPT_OSS, "n_predict": 0},
-        )
-    assert reader.asked[0] == {"method": "dflash", "revision": "abc"}
-    assert reader.asked[1:] == [{"method": "dflash"}] * (len(reader.asked) - 1)
-    assert args.speculative_config["more"] == 1  # the user's arguments stay as vLLM left them
+    target: Any = SimpleNamespace(trust_remote_code=True)
+    with pytest.raises(DrafterError) as fault:
+        read_by_vllm(fails, args, target, DRAFTER, {**GPT_OSS, "n_predict": 0})
+    assert str(fault.value) == (f"drafter 'it': bad config: vLLM cannot read {blamed} (IndexError)")
+    assert trials[1] == PLAIN
+    assert target.trust_remote_code
+    assert args.speculative_config == {**asked, "written by vLLM": True}

@@ -18,7 +18,6 @@ from vllm.exceptions import VLLMValidationError
 from support import ROOT
 from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config
-from vllm_dflash.checkpoint.architectures import is_drafter
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.vllms_own import SWITCH_OFF
@@ -128,20 +127,6 @@ def test_target_and_drafter_swapped(pair: Pair) -> None:
     message = str(refused(pair, model=drafter))
     assert f"target '{drafter}' is a DFlash drafter itself" in message
     assert "swapped" not in message
-
-
-@pytest.mark.parametrize(
-    ("config", "is_one"),
-    [
-        ({"architectures": ["DFlashDraftModel"]}, True),
-        ({"speculators_model_type": "dflash"}, True),
-        ({"speculators_model_type": "eagle3", "architectures": ["DFlashDraftModel"]}, False),
-        ({"architectures": "DFlashDraftModel"}, False),
-        ({}, False),
-    ],
-)
-def test_what_calls_itself_a_drafter(config: dict[str, Any], is_one: bool) -> None:
-    assert is_drafter(config) is is_one
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import torch
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.platforms import current_platform
 
@@ -18,7 +16,7 @@ from support.pairs import drafter_config, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, from_json
-from vllm_dflash.config.pair import check_weights, resolve
+from vllm_dflash.config.pair import resolve
 from vllm_dflash.config.speculative_settings import SpeculativeSettings
 
 LORA = {"enable_lora": True, "max_num_batched_tokens": 2048, "max_num_seqs": 128}
@@ -107,40 +105,6 @@ def test_options_of_a_pair_that_fits(
     assert options == EngineOptions(room, count, length, spec, ranks, most_free=most_free)
 
 
-@pytest.mark.parametrize(
-    ("own", "facts", "expected"),
-    [
-        ({}, {}, (MOST_FREE_DRAFTS, 7, True)),
-        # A number of drafts that was asked for limits free drafts as well.
-        ({"num_speculative_tokens": 3}, {}, (3, 3, True)),
-        ({"num_speculative_tokens": 1}, {}, (1, 1, True)),
-        ({"free_drafts": "off"}, {}, (7, 7, False)),
-        ({"draft_length": "fixed"}, {}, (7, 7, False)),
-        ({}, {"is_hybrid": True}, (7, 7, True)),  # every draft would take the memory of a state
-        ({"free_drafts": "off"}, {"is_hybrid": True}, (7, 7, False)),
-    ],
-)
-def test_room_for_free_drafts_where_drafts_may_be_longer_than_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: Path,
-    own: dict[str, Any],
-    facts: dict[str, Any],
-    expected: tuple[int, int, bool],
-) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)  # linear attention
-    options = resolved(drafter, own, to=target(**facts))
-    found = options.num_speculative_tokens, options.draft_width, options.free_drafts
-    assert found == expected
-    assert from_json(options.to_json()) == options
-    width = options.draft_width
-    most_free = width if options.free_drafts else 0
-    without_room = replace(options, num_speculative_tokens=width, most_free=most_free)
-    narrow: dict[str, Any] = {"max_num_batched_tokens": MOST_FREE_DRAFTS}
-    assert resolved(drafter, own, to=target(**facts), **narrow) == without_room
-    tiny = target(**facts, max_model_len=MOST_FREE_DRAFTS)  # vLLM makes its steps no larger
-    assert resolved(drafter, own, to=tiny, max_num_seqs=1) == without_room
-
-
 @pytest.mark.parametrize("own", [{}, {"draft_load_config": {"load_format": "dummy"}}])
 def test_a_drafter_with_made_up_weights_needs_no_files(drafter: Path, own: dict[str, Any]) -> None:
     for file in drafter.glob("*.safetensors"):
@@ -152,92 +116,84 @@ def test_a_drafter_with_made_up_weights_needs_no_files(drafter: Path, own: dict[
         resolved(drafter, read, load_format=load_format)
 
 
-@pytest.mark.parametrize(
-    ("is_v2", "asked", "room"),
-    [
-        (None, {}, MOST_FREE_DRAFTS),
-        (False, {}, MOST_FREE_DRAFTS),
-        (False, {"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}, MOST_FREE_DRAFTS),
-        (True, {}, 7),  # free drafts are at most one block
-        (False, LORA, 7),  # vLLM needs rows for all drafts of all requests
-        (False, {"scheduler_cls": "mine.Scheduler"}, 7),  # it would reserve that for each request
-    ],
-)
-@pytest.mark.parametrize("tree", [{}, {"draft_tree": "off"}])
-def test_who_may_have_more_drafts_than_a_block(
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: Path,
-    is_v2: bool | None,
-    asked: dict[str, Any],
-    room: int,
-    tree: dict[str, str],
+class Case(NamedTuple):
+    """Settings of an engine, and options that follow from them."""
+
+    expected: dict[str, Any]
+    own: dict[str, Any] = {}  # noqa: RUF012 - not changed
+    asked: dict[str, Any] = {}  # noqa: RUF012
+    facts: dict[str, Any] = {}  # noqa: RUF012
+    """What the target is."""
+    is_v2: bool = False
+    on_cuda: bool = False
+    data_ranks: int = 1
+
+
+def room(most: int, width: int = 7, *, free_drafts: bool = True) -> dict[str, Any]:
+    return {"num_speculative_tokens": most, "draft_width": width, "free_drafts": free_drafts}
+
+
+def tree(nodes: int, most: int, width: int = 7) -> dict[str, Any]:
+    return {"tree_nodes": nodes, "num_speculative_tokens": most, "draft_width": width}
+
+
+HYBRID = {"is_hybrid": True, "architecture": "Qwen3NextForCausalLM"}
+MAMBA = {"is_hybrid": True, "architecture": "NemotronHForCausalLM"}
+OFF, FIXED = {"free_drafts": "off"}, {"draft_length": "fixed"}
+USERS = {"scheduler_cls": "mine.Scheduler"}
+CASES = [
+    # Free drafts may be longer than blocks.
+    Case(room(MOST_FREE_DRAFTS)),
+    Case(room(MOST_FREE_DRAFTS), asked={"max_num_batched_tokens": MOST_FREE_DRAFTS + 1}),
+    Case(room(7), asked={"max_num_batched_tokens": MOST_FREE_DRAFTS}),
+    # vLLM makes steps no larger than this.
+    Case(room(7), asked={"max_num_seqs": 1}, facts={"max_model_len": MOST_FREE_DRAFTS}),
+    # A number of drafts that was asked for limits free drafts as well.
+    Case(room(3, 3), {"num_speculative_tokens": 3}),
+    Case(room(1, 1), {"num_speculative_tokens": 1}),
+    Case(room(7, free_drafts=False), OFF),
+    Case(room(7, free_drafts=False), FIXED),
+    Case(room(7), facts=HYBRID),  # every draft would take the memory of a state
+    Case(room(7, free_drafts=False), OFF, facts=HYBRID),
+    Case(room(7), is_v2=True),  # free drafts are at most one block
+    Case(room(7), asked=LORA),  # vLLM needs rows for all drafts of all requests
+    Case(room(7), asked=USERS),  # it would reserve that for each request
+    Case({"runner": "v1", "draws_drafts": False, "tree_nodes": 0}),
+    # Drafts are chains unless trees are asked for.
+    Case({"runner": "v2", "draws_drafts": True, "tree_nodes": 0}, is_v2=True),
+    Case({"draws_drafts": False}, {"draft_sample_method": "greedy"}, is_v2=True),
+    # A number of nodes is room for a tree on V2.
+    Case(tree(32, 32), {"draft_tree": 32}, is_v2=True),
+    Case(tree(4, 7), {"draft_tree": 4}, is_v2=True),  # a chain has more
+    Case(tree(31, 31), {"draft_tree": "auto"}, is_v2=True),
+    Case(tree(16, 16, 3), {"draft_tree": 16, **FIXED, "num_speculative_tokens": 3}, is_v2=True),
+    Case(tree(0, 32), {"draft_tree": 32}),  # free drafts
+    Case(tree(0, 7), {"draft_tree": 32}, USERS, is_v2=True),
+    Case(tree(0, 7), {"draft_tree": 32}, LORA, is_v2=True),
+    Case(tree(0, 7), {"draft_tree": 32}, facts=HYBRID, is_v2=True),
+    # Graphs for a few lengths where a scheduler of ours chooses among them.
+    Case({"captures_lengths": True}, on_cuda=True),
+    Case({"captures_lengths": False}, FIXED, on_cuda=True),
+    Case({"captures_lengths": False}, asked=USERS, on_cuda=True),
+    Case({"captures_lengths": False}, on_cuda=True, data_ranks=2),  # vLLM drops the table
+    Case({"captures_lengths": False}),  # there are no graphs
+    Case({"captures_lengths": True}, facts=HYBRID, on_cuda=True),
+    Case({"captures_lengths": False}, facts=MAMBA, on_cuda=True),  # only full lengths
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_options_that_follow_from_settings(
+    monkeypatch: pytest.MonkeyPatch, drafter: Path, case: Case
 ) -> None:
-    """Drafts are chains unless trees are asked for."""
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    options = resolved(drafter, tree, **asked)
-    assert options.draft_width == 7
-    assert (options.num_speculative_tokens, options.most_free) == (room, room)
-    assert options.runner == ("v2" if is_v2 else "v1")
-    assert options.draws_drafts == bool(is_v2)
-    greedy = resolved(drafter, {**tree, "draft_sample_method": "greedy"}, **asked)
-    assert greedy == replace(options, draws_drafts=False)
-
-
-@pytest.mark.parametrize(
-    ("is_v2", "own", "asked", "nodes", "room"),
-    [
-        (True, {}, {}, 32, 32),
-        (True, {}, {}, 4, 7),  # a chain has more
-        (True, {"draft_tree": "auto"}, {}, 31, 31),
-        (True, {"draft_length": "fixed", "num_speculative_tokens": 3}, {}, 16, 16),
-        (False, {}, {}, 0, 32),  # free drafts
-        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 0, 7),
-        (True, {}, LORA, 0, 7),
-    ],
-)
-def test_a_number_of_nodes_is_room_for_a_tree_on_v2(
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: Path,
-    is_v2: bool,
-    own: dict[str, Any],
-    asked: dict[str, Any],
-    nodes: int,
-    room: int,
-) -> None:
-    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    own = {"draft_tree": nodes or 32, **own}
-    options = resolved(drafter, own, **asked)
-    assert (options.tree_nodes, options.num_speculative_tokens) == (nodes, room)
-    assert options.draft_width == own.get("num_speculative_tokens", 7)
-    assert resolved(drafter, own, to=target(is_hybrid=True), **asked).tree_nodes == 0
-
-
-@pytest.mark.parametrize(
-    ("on_cuda", "own", "asked", "ranks", "hybrid", "captures"),
-    [
-        (True, {}, {}, 1, None, True),
-        (True, {"draft_length": "fixed"}, {}, 1, None, False),
-        (True, {}, {"scheduler_cls": "mine.Scheduler"}, 1, None, False),
-        (True, {}, {}, 2, None, False),  # data parallelism: vLLM drops the table
-        (False, {}, {}, 1, None, False),  # there are no graphs
-        (True, {}, {}, 1, "Qwen3NextForCausalLM", True),
-        (True, {}, {}, 1, "NemotronHForCausalLM", False),  # Mamba: only full lengths
-    ],
-)
-def test_graphs_for_a_few_lengths_where_a_scheduler_chooses_among_them(
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: Path,
-    on_cuda: bool,
-    own: dict[str, Any],
-    asked: dict[str, Any],
-    ranks: int,
-    hybrid: str | None,
-    captures: bool,
-) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: on_cuda)
-    it = target(is_hybrid=hybrid is not None, architecture=hybrid)
-    options = resolved(drafter, own, to=it, ranks=parallel(data=ranks), **asked)
-    assert options.captures_lengths is captures
+    monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", case.is_v2)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: case.on_cuda)
+    if case.facts:  # linear attention
+        monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    ranks = parallel(data=case.data_ranks)
+    options = resolved(drafter, case.own, to=target(**case.facts), ranks=ranks, **case.asked)
+    assert {name: getattr(options, name) for name in case.expected} == case.expected
+    assert from_json(options.to_json()) == options
 
 
 def test_a_block_longer_than_the_most_free_drafts_has_its_room(tmp_path: Path) -> None:
@@ -335,27 +291,3 @@ def test_pairs_that_are_refused(
 ) -> None:
     with pytest.raises(DrafterError, match=words):
         resolved(drafter, own, config, ranks=parallel(tensor))
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        ("model.safetensors", r"model\.safetensors' cannot be read"),
-        ("model.safetensors.index.json", r"lacks 'none\.safetensors'"),
-        ("mask_embedding.pt", r"mask_embedding\.pt has 63 numbers, hidden_size is 64"),
-        (None, r"holds no \*\.safetensors file\. Download its weights into it; others"),
-    ],
-)
-def test_weights_that_are_refused(drafter: Path, damage: str | None, words: str) -> None:
-    spec = parse_config("it", drafter_config())
-    check_weights(spec, drafter)
-    if damage is None:
-        (drafter / "model.safetensors").unlink()
-    elif damage.endswith(".pt"):
-        torch.save(torch.zeros(63), drafter / damage)
-    else:
-        (drafter / damage).write_text(json.dumps({"weight_map": {"x": "none.safetensors"}}))
-    with pytest.raises(DrafterError, match=f"^drafter 'it': .*{words}") as refused:
-        check_weights(spec, drafter)
-    assert str(refused.value).endswith(".")
-    assert not str(refused.value).endswith("..")

@@ -27,11 +27,6 @@ from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 from vllm_dflash.planning.planner import Planner
 
 
-@pytest.fixture(params=[V2AsyncScheduler, V2Scheduler])
-def scheduler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return bare(monkeypatch, request.param)
-
-
 def num_slots(scheduler: Any, *names: str) -> int:
     """Return the number of drafts that vLLM has room for after a step of these requests."""
     slots: int = schedule(scheduler, *names).num_spec_tokens_to_schedule

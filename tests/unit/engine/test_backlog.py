@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.context_rows import waiting_row
@@ -75,51 +75,6 @@ def waiting(backlog: ContextBacklog) -> Rows:
     return rows
 
 
-def table(*requests: list[int]) -> np.ndarray:
-    """Block table of these requests, padded with blocks that are not theirs."""
-    width = max(map(len, requests))
-    return np.array([blocks + [31] * (width - len(blocks)) for blocks in requests])
-
-
-def test_a_shared_block_counts_for_each_and_is_stored_once() -> None:
-    cache = Cache()
-    backlog = make(cache)
-    add(backlog, [4, 5, 6, 7, 8, 12])
-    blocks, lens = table([1, 2], [1, 3]), np.array([5, 5])
-    assert backlog.count(blocks, lens).tolist() == [5, 5]
-    assert backlog.store(blocks, lens) == 6
-    assert sorted(cache.rows) == [4, 5, 6, 7, 8, 12]
-
-
-def test_each_request_has_its_own_blocks_and_no_more() -> None:
-    """The tables of shorter requests go on with others' blocks, in which rows wait as well."""
-    backlog = make(Cache())
-    add(backlog, [4, 5, 8, 12, 13, 14, 16])  # blocks 1, 2, 3 and 4
-    blocks = table([1, 2, 3], [3, 4, 1], [4, 3, 2], [2, 1, 3])
-    lens = np.array([9, 4, 0, 5])  # part of a block is a block
-    counts = backlog.count(blocks, lens)
-    assert (counts.tolist(), counts.dtype.kind) == ([6, 3, 0, 3], "i")
-    assert backlog.count(blocks[:0], lens[:0]).tolist() == []
-    assert backlog.store(blocks[:0], lens[:0]) == 0
-    assert backlog.store(blocks[1:3], lens[1:3]) == 3
-    assert sorted(waiting(backlog)) == [4, 5, 8, 16]
-
-
-def test_rows_of_blocks_with_a_new_owner_are_dropped() -> None:
-    """Also if the new owner's blocks are larger."""
-    cache = Cache()
-    backlog = make(cache)
-    add(backlog, [4, 5, 8, 16])
-    backlog.drop([], BLOCK)
-    backlog.drop([1], BLOCK)
-    assert backlog.count(table([1, 2, 4]), np.array([12])).tolist() == [2]
-    backlog.drop([1], 2 * BLOCK)  # slots 8 to 15
-    assert backlog.count(table([1, 2, 4]), np.array([12])).tolist() == [1]
-    add(backlog, [4, 5], 7.0)
-    backlog.store(table([1, 2, 4]), np.array([12]))
-    assert cache.rows == {4: row(4, 7.0), 5: row(5, 7.0), 16: row(16)}
-
-
 def test_a_full_ring_stores_many_rows_at_a_time() -> None:
     cache = Cache()
     backlog = make(cache, capacity=64)  # looks a quarter ahead
@@ -143,32 +98,37 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes(1) == [(400, 1), (400,)]  # limited by rows
 
 
-@st.composite
-def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """Events: rows are added to blocks or stored at once, blocks change owners or are drafted."""
-    blocks = st.integers(0, 7)
-    steps = draw(
-        st.lists(
-            st.one_of(
-                st.tuples(
-                    st.sampled_from(["add", "store new"]),
-                    st.sets(st.integers(0, 8 * BLOCK - 1), min_size=1, max_size=5),
-                ),
-                st.tuples(st.just("drop"), st.lists(blocks, max_size=4)),  # freed and taken again
-                st.tuples(st.just("store"), st.sets(blocks, min_size=1, max_size=3)),
-            ),
-            max_size=30,
-        )
-    )
-    return [(what, sorted(which)) for what, which in steps]
+BLOCKS, SLOTS_OF_STEP = (
+    st.integers(0, 7),
+    st.sets(st.integers(0, 8 * BLOCK - 1), min_size=1, max_size=5),
+)
+REQUESTS = st.lists(
+    st.tuples(st.lists(BLOCKS, min_size=1, max_size=3, unique=True), st.integers(0, 3 * BLOCK)),
+    max_size=4,
+)
+"""Blocks of each request and its context; part of a block is a block."""
+EVENTS = st.one_of(
+    st.tuples(st.sampled_from(["add", "store new"]), SLOTS_OF_STEP.map(sorted)),
+    st.tuples(st.just("drop"), st.lists(BLOCKS, max_size=4)),  # freed and taken again
+    st.tuples(st.just("drop larger"), st.lists(st.integers(0, 3), max_size=2)),  # twice as large
+    st.tuples(st.just("store"), REQUESTS),
+)
 
 
-@given(histories(), st.sampled_from([6, 16, 64]))
+def table_of(requests: list[tuple[list[int], int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Block table, whose shorter rows go on with others' blocks, and lengths of contexts."""
+    table = np.array([[*blocks, 7, 6, 5][:3] for blocks, _ in requests], dtype=int).reshape(-1, 3)
+    lens = [min(length, len(blocks) * BLOCK) for blocks, length in requests]
+    return table, np.array(lens, dtype=int)
+
+
+@settings(max_examples=2 * settings().max_examples)
+@given(st.lists(EVENTS, max_size=30), st.sampled_from([6, 16, 64]))
 def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
-    history: list[tuple[str, list[int]]], capacity: int
+    history: list[tuple[str, Any]], capacity: int
 ) -> None:
     """Compares features, positions and slots after every step, however small the ring, and how
-    many rows a step says that it stored."""
+    many rows a step says that it stored. Requests share blocks, whose rows are stored once."""
     cache = Cache()
     backlog = make(cache, capacity)
     newest: Rows = {}  # newest row of each slot since its block changed owners
@@ -176,23 +136,28 @@ def test_what_waits_and_what_is_stored_is_the_newest_context_of_every_slot(
         before, said = cache.count, 0
         if what == "add":
             said = add(backlog, which, float(number))
-            newest |= {slot: row(slot, float(number)) for slot in which}
         elif what == "store new":
             features, positions = zip(*(row(slot, float(number)) for slot in which), strict=True)
             rows = torch.tensor(features), torch.tensor(positions), torch.tensor(which)
             said = backlog.store_new(*rows)
-            newest |= {slot: row(slot, float(number)) for slot in which}
-        elif what == "drop":
-            backlog.drop(which, BLOCK)
-            for slot in [slot for slot in newest if slot // BLOCK in which]:
+        elif what == "store":
+            table, lens = table_of(which)
+            waits = waiting(backlog)
+            due = [
+                {slot for slot in waits if slot // BLOCK in blocks[: -(-length // BLOCK)]}
+                for blocks, length in zip(table.tolist(), lens.tolist(), strict=True)
+            ]
+            assert backlog.count(table, lens).tolist() == [len(one) for one in due]
+            said = backlog.store(table, lens)
+            assert waits.keys() - waiting(backlog).keys() == set().union(*due)
+        else:
+            size = BLOCK * (1 + (what == "drop larger"))
+            backlog.drop(which, size)
+            for slot in [slot for slot in newest if slot // size in which]:
                 del newest[slot]
                 cache.rows.pop(slot, None)
-        else:
-            full = np.array([len(which) * BLOCK])
-            due = backlog.count(np.array([which]), full)[0]
-            said = backlog.store(np.array([which]), full)
-            assert said == due
-            assert not [slot for slot in waiting(backlog) if slot // BLOCK in which]
+        if what in ("add", "store new"):
+            newest |= {slot: row(slot, float(number)) for slot in which}
         assert cache.count - before == said
         assert cache.rows | waiting(backlog) == newest
         assert backlog._count == len(waiting(backlog)) <= capacity

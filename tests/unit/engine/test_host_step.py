@@ -11,8 +11,6 @@ import torch
 
 from support.fake_time import FakeTime
 from support.scripted_host import CONTEXT, FromText, Host, Scripted, drafting
-from vllm_dflash.engine import step_clock
-from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning import step as planning_step
@@ -58,10 +56,12 @@ def test_a_fixed_length_is_always_k_or_what_can_be_used(
     agreed: list[Any], limits: list[int], lengths: list[int]
 ) -> None:
     """Every rank computes it by itself, so nothing is broadcast."""
-    host = Host()
-    step, drafts = host.step(*limits)
-    assert [len(tokens) for tokens in drafts] == lengths == step.lengths.tolist()
-    assert step.plan.drafted.tolist() == [length > 0 for length in lengths]
+    host = Host(every=9)
+    for _ in range(2):  # a plan is not repeated, because clocks of ranks differ
+        step, drafts = host.step(*limits)
+        assert [len(tokens) for tokens in drafts] == lengths == step.lengths.tolist()
+        assert step.plan.drafted.tolist() == [length > 0 for length in lengths]
+        limits, lengths = limits[::-1], lengths[::-1]
     assert agreed == []
 
 
@@ -208,38 +208,6 @@ def test_how_long_a_plan_holds_is_agreed_upon(monkeypatch: pytest.MonkeyPatch) -
         host = Host(Scripted(), every=every)
         steps = [host.step(7)[0] for _ in range(4)]
         assert [step.repeats_plan for step in steps] == [False, True, False, True]
-
-
-def test_a_fixed_length_follows_no_clock() -> None:
-    """Nobody broadcasts it, and clocks of ranks differ. A request whose session goes on can use
-    drafts again."""
-    host = Host(every=9)
-    assert [len(host.step(limit)[1][0]) for limit in (0, 7, 7)] == [0, 7, 7]
-
-
-def test_short_steps_are_not_all_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planning and learning take 0.3 ms of a step of 10 ms, and may take a hundredth of the time.
-    That is so again some steps after an experiment."""
-    clock = FakeTime()
-    for module in (step_clock, planning_step):
-        monkeypatch.setattr(module, "time", clock)
-
-    class Slow(Scripted):
-        def plan(self, *what: Any, **more: Any) -> Plan:
-            clock.now += 0.0002
-            return super().plan(*what, **more)
-
-        def learn_drafts(self, step: StepRecord) -> None:
-            clock.now += 0.0001
-
-    host = Host(Slow(*[Plan.without_block(1)] * 25, Plan.without_block(1, is_probe=True)))
-    host._cadence = Cadence()
-    repeats = []
-    for _ in range(130):
-        clock.now += 0.01
-        repeats.append(host.step(7)[0].repeats_plan)
-    assert 0.6 < np.mean(repeats[30:60]) < 0.75
-    assert 0.6 < np.mean(repeats[-30:]) < 0.75
 
 
 def test_the_text_of_a_request_that_has_ended_is_forgotten() -> None:

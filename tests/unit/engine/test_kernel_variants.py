@@ -14,6 +14,7 @@ from support.drawn_tokens import Case, Step
 from support.kernel_variants import Variant, compiled
 from vllm_dflash.engine.v2.confidence import find_argmax
 from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
+from vllm_dflash.engine.v2.draft_slots import Batch
 from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.text_look_up import TextLookUp
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
@@ -47,6 +48,16 @@ def decide(count: int) -> None:
         world.step(count, has_block=has_block, has_text=True)
 
 
+def look_up(count: int) -> None:
+    """Look up in texts of several lengths."""
+    length = 48 - count % 16
+    texts = torch.zeros(20, length, dtype=torch.int32)
+    lens, newest = torch.full((20,), 5, dtype=torch.int32), torch.zeros(20, 1, dtype=torch.int64)
+    batch = Batch.allocate(20, texts, lens, newest)
+    batch.slots[:count], batch.num_sampled[:count] = torch.arange(count), 1
+    TextLookUp(20, length, 7, torch.device("cpu")).look_up(batch)
+
+
 def find(count: int) -> None:
     """Several drafts a request; K of its confidences are 28 bytes."""
     logits, confidence = torch.randn(7 * count, 5000), torch.zeros(7 * 20)[: 7 * count]
@@ -72,7 +83,7 @@ def walk_along(count: int) -> None:
     walk(trees, slots, ends, verified, start)
 
 
-@pytest.mark.parametrize("launch", [verify, decide, find, walk_along])
+@pytest.mark.parametrize("launch", [verify, decide, look_up, find, walk_along])
 def test_all_batches_need_the_kernels_of_the_first(launch: Callable[[int], None]) -> None:
     with compiled() as variants:
         launch(1)
@@ -86,40 +97,3 @@ def test_all_batches_need_the_kernels_of_the_first(launch: Callable[[int], None]
 def alike(variants: Collection[Variant]) -> set[Variant]:
     """Leave out the size of a batch's buffers, which an engine has once and for all."""
     return {tuple(one for one in each if not one.startswith("ROWS=")) for each in variants}
-
-
-def variants_of(*launches: Callable[[], object]) -> list[set[Variant]]:
-    found = []
-    for launch in launches:
-        with compiled() as variants:
-            launch()
-        found.append({*variants})
-    return found
-
-
-def test_what_triton_compiles_by_is_noticed() -> None:
-    """Rows of other strides, and addresses that are no multiples of 16."""
-    memory, tokens = torch.randn(65), torch.zeros(1, dtype=torch.int64)
-    rows = (memory[:64], memory[1:65])
-    aligned, shifted = variants_of(
-        *(lambda row=row: find_argmax(row.view(1, 64), tokens, torch.zeros(1)) for row in rows)
-    )
-    wide = torch.randn(4, 70)[:, :64]
-    (odd,) = variants_of(lambda: find_argmax(wide, tokens, torch.zeros(1)))
-    assert len({frozenset(each) for each in (aligned, shifted, odd)}) == 3
-
-
-def test_texts_of_any_length_are_looked_up_by_the_same_kernels() -> None:
-    of_lengths = variants_of(*(lambda size=size: looked_up(size) for size in (48, 47, 33)))
-    assert of_lengths[0] == of_lengths[1] == of_lengths[2] != set()
-
-
-def looked_up(length: int) -> None:
-    from vllm_dflash.engine.v2.draft_slots import Batch
-
-    texts = torch.zeros(3, length, dtype=torch.int32)
-    lens, newest = torch.full((3,), 5, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int64)
-    batch = Batch.allocate(3, texts, lens, newest)
-    batch.slots[:3] = torch.arange(3)
-    batch.num_sampled[:3] = 1
-    TextLookUp(4, length, 7, torch.device("cpu")).look_up(batch)

@@ -5,24 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.bare_scheduler import request
 from vllm_dflash.engine.v2.exchange import StepPlan
-from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts, tokens_left
+from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts
 
 LONGEST, K = 4096, 7
-
-
-def request(context: int = 100, left: int = 500) -> Any:
-    """Return a request that decodes, with so many tokens of context, and `left` to come."""
-    return SimpleNamespace(
-        num_computed_tokens=context,
-        num_tokens=context + 1,
-        num_prompt_tokens=context,
-        max_tokens=1 + left,
-    )
 
 
 class Requests(dict[str, Any]):
@@ -63,61 +54,6 @@ def test_an_unchanged_batch_costs_no_look_at_its_requests() -> None:
     assert requests.asked == 4
 
 
-@pytest.mark.parametrize("after", ["a", "abc", "ac", "c"])
-def test_another_batch_gets_another_plan(after: str) -> None:
-    """New requests get the longest length."""
-    cache, requests = cache_of({"a": 2, "b": 3}), Requests(a=request(), b=request(), c=request())
-    assert cache.repeat(rows("ab"), requests).lengths == {"a": 2, "b": 3}
-    lengths = {name: {"a": 2, "b": 3, "c": 3}[name] for name in after}
-    plan = cache.repeat(rows(after), requests)
-    assert plan.length == max(lengths.values())
-    assert plan.lengths == (lengths if len({*lengths.values()}) > 1 else None)
-    assert cache.repeat(rows("ab"), requests).lengths == {"a": 2, "b": 3}
-
-
-def test_a_new_plan_replaces_the_one_that_was_repeated() -> None:
-    cache, requests = cache_of({"a": 2, "b": 2}), Requests(a=request(), b=request())
-    for _ in range(2):
-        assert cache.repeat(rows("ab"), requests) == StepPlan(
-            runs_block=True, length=2, is_new=False
-        )
-    cache.keep_plan({"a": 4, "b": 4}, runs_block=False)
-    assert cache.repeat(rows("ab"), requests) == StepPlan(length=4, is_new=False)
-
-
-def test_without_drafts_no_block_runs() -> None:
-    cache, requests = cache_of({"a": 0, "b": 0}), Requests(a=request(), b=request())
-    assert cache.repeat(rows("ab"), requests) == StepPlan(is_new=False)
-
-
-def test_a_repeated_plan_keeps_the_limits_that_requests_set() -> None:
-    """Also for new ones. Nobody else could use drafts at the end."""
-    own = {"b": 2, "c": 0, "n": 3}
-    cache, requests = cache_of({"a": 5, "b": 5, "c": 5}, own), Requests.fromkeys("bcn", request())
-    requests["a"] = request(left=2)
-    assert cache.repeat(rows("abcn"), requests).lengths == {"a": 5, "b": 2, "c": 0, "n": 3}
-    plan = cache.repeat(rows("ac"), requests)
-    assert (plan.any_eligible, plan.length) == (False, 0)
-
-
-@pytest.mark.parametrize("is_fixed", [False, True])
-def test_nothing_is_planned_that_nobody_could_use(is_fixed: bool) -> None:
-    """Some are at their ends, in their prompts, or gone. Fixed lengths are drafted in any case."""
-    in_prompt = SimpleNamespace(**{**vars(request()), "num_tokens": 300})
-    requests = Requests(a=request(left=2), p=in_prompt)
-    cache = cache_of({"a": 5, "p": 5}, is_fixed=is_fixed)
-    length = 5 * is_fixed
-    for names in ("a", "p", "ap", "x"):
-        plan = cache.repeat(rows(names), requests)
-        assert (plan.any_eligible, plan.length, plan.runs_block) == (
-            is_fixed,
-            length,
-            is_fixed,
-        )
-    requests["b"] = request(left=3)
-    assert cache.repeat(rows("apb"), requests).any_eligible
-
-
 def test_the_same_name_may_be_another_request() -> None:
     """Or have a longer prompt: a session goes on, with a text that takes many steps to read."""
     cache, requests = cache_of({"a": 5}), Requests(a=request())
@@ -128,37 +64,53 @@ def test_the_same_name_may_be_another_request() -> None:
     assert not cache.repeat(rows("a", 500), requests).any_eligible
 
 
-BATCHES = st.lists(
-    st.tuples(st.integers(0, K), st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4
-)
-"""For each request: its planned length, and how far it is from the longest context and from its
-last token."""
+BATCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4)
+"""How far each request is from the longest context, and from its last token."""
+OWN_LIMITS = st.dictionaries(st.sampled_from("0123"), st.integers(0, K), max_size=2)
 
 
-@given(BATCHES, st.booleans(), st.booleans(), st.data())
+@settings(max_examples=2 * settings().max_examples)
+@given(BATCHES, OWN_LIMITS, st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_repeated_plans_are_those_made_anew(
-    batch: list[tuple[int, int, int]], is_fixed: bool, is_ahead: bool, data: st.DataObject
+    batch: list[tuple[int, int]], own: dict[str, int], is_fixed: bool, is_ahead: bool, seed: int
 ) -> None:
-    """However many drafts are accepted, near the models' longest context and near the last token.
-    `is_ahead`: a step is scheduled before the last one's tokens are known."""
-    lengths = {str(number): length for number, (length, _, _) in enumerate(batch)}
+    """However many drafts are accepted, near the models' longest context and near the last token;
+    also if the batch changes, if another plan is kept, and after an experiment. `is_ahead`: a step
+    is scheduled before the last one's tokens are known."""
+    random = np.random.default_rng(seed)
+
+    def some() -> list[str]:
+        count = random.integers(1, len(batch), endpoint=True)
+        return [str(number) for number in random.permutation(len(batch))[:count]]
+
+    def new_lengths() -> dict[str, int]:
+        return {name: int(random.integers(0, K, endpoint=True)) for name in some()}
+
     requests = {
-        str(number): request(LONGEST - room, left) for number, (_, room, left) in enumerate(batch)
+        str(number): request(LONGEST - room, left=left) for number, (room, left) in enumerate(batch)
     }
-    kept = cache_of(lengths, is_fixed=is_fixed)
+    running, lengths = [*requests], new_lengths()
+    kept = cache_of(lengths, own, is_fixed=is_fixed)
     planned, waiting = dict.fromkeys(requests, 0), list[dict[str, int]]()
-    for _ in range(12):
-        scheduled = {name: 1 + count for name, count in planned.items()}
+    for _ in range(20):
+        other_batch, other_plan, experiment = random.random(3) < 0.15
+        if other_batch:
+            running = some()
+        if other_plan:
+            lengths = new_lengths()
+            kept.keep_plan(lengths, runs_block=True)
+        if experiment:
+            kept.expire()
+        scheduled = {name: 1 + planned[name] for name in running}
         plan = kept.repeat(scheduled, requests)
-        assert plan == cache_of(lengths, is_fixed=is_fixed).repeat(scheduled, requests)
-        check(plan, lengths, scheduled, requests, is_fixed=is_fixed)
+        check(plan, lengths, scheduled, requests, own, is_fixed=is_fixed)
         for name, count in scheduled.items():
             requests[name].num_computed_tokens += count
-        waiting.append(planned)
-        planned = dict(plan.lengths or dict.fromkeys(requests, plan.length))
+        waiting.append({name: planned[name] for name in running})
+        planned |= plan.lengths or dict.fromkeys(running, plan.length)
         if len(waiting) > is_ahead:  # some of its drafts are rejected
             for name, drafts in waiting.pop(0).items():
-                accepted = data.draw(st.integers(0, drafts))
+                accepted = int(random.integers(0, drafts, endpoint=True))
                 requests[name].num_computed_tokens -= drafts - accepted
                 requests[name].num_tokens += 1 + accepted
 
@@ -168,38 +120,33 @@ def check(
     kept: dict[str, int],
     scheduled: dict[str, int],
     requests: dict[str, Any],
+    own: dict[str, int],
     *,
     is_fixed: bool,
 ) -> None:
-    """Compare a plan with one written out."""
-    lengths = {}
+    """Compare a plan with one written out. New requests get the longest length. Requests can use
+    drafts that get three more tokens: the step's, a draft and the bonus token."""
+    lengths, could = {}, is_fixed
     for name, count in scheduled.items():
-        room = LONGEST - (requests[name].num_computed_tokens + count) - 2
-        lengths[name] = max(0, min(kept[name], room, K))
-    could = is_fixed or any(
-        can_use_drafts(requests[name], requests[name].num_computed_tokens + count)
-        for name, count in scheduled.items()
-    )
+        it = requests[name]
+        context = it.num_computed_tokens + count
+        limits = kept.get(name, max(kept.values())), LONGEST - context - 2, own.get(name, K)
+        lengths[name] = max(0, min(limits))
+        left = it.num_prompt_tokens + it.max_tokens - it.num_tokens
+        could |= context >= it.num_tokens and left > 2 and own.get(name, K) > 0
     length = max(lengths.values()) * could
     assert (plan.any_eligible, plan.length, plan.runs_block) == (could, length, length > 0)
     assert (plan.lengths or dict.fromkeys(lengths, length)) == (
         lengths if could else dict.fromkeys(lengths, 0)
     )
+    assert not plan.is_new
 
 
-def test_who_can_use_drafts() -> None:
-    """Requests that get three more tokens at least: the step's, a draft and the bonus token."""
+def test_a_plan_without_blocks_is_repeated_without() -> None:
+    cache = cache_of({"a": 2}, runs_block=False)
+    assert cache.repeat(rows("a"), Requests(a=request())) == StepPlan(length=2, is_new=False)
+
+
+def test_a_request_that_is_gone_can_use_nothing() -> None:
+    assert not cache_of({"x": 5}).repeat(rows("x"), Requests()).any_eligible
     assert not can_use_drafts(None, 100)
-    assert [can_use_drafts(request(left=left), 101) for left in (2, 3)] == [False, True]
-    assert not can_use_drafts(request(), 100)  # a token of its prompt is left
-    grown = SimpleNamespace(**{**vars(request(left=9)), "num_tokens": 101 + 6})
-    assert tokens_left(grown) == 3
-
-
-def test_requests_are_looked_at_again_after_a_step_that_did_not_repeat_the_plan() -> None:
-    """Such as an experiment: it has added tokens, too."""
-    cache, requests = cache_of({"a": 5}), Requests(a=request())
-    first = cache.repeat(rows("a"), requests)
-    cache.expire()
-    assert cache.repeat(rows("a"), requests) == first
-    assert requests.asked == 2

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from support.drafter_harness import CACHE_BLOCK, DrafterHarness, Harness, Row
+from support.cached_drafter import CACHE_BLOCK, Harness, Row
+from support.drafter_harness import DrafterHarness
 from support.engines import USES_V2
-from support.pairs import Pair
+from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
 from vllm_dflash.engine.v1.fixed_length import FixedLength
@@ -32,10 +33,21 @@ def features(num_rows: int, seed: int) -> torch.Tensor:
     return torch.randn(num_rows, 2 * 64, generator=torch.Generator().manual_seed(seed))
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dflash2": dflash2_config(),
+    "lilicorr": lilicorr_config(),
+}
+
+
 @on_both_runners
-def test_batched_drafting_equals_drafting_each_request_alone(pair: Pair) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_hazard_6_batched_drafting_equals_drafting_each_request_alone(
+    tmp_path: Path, kind: str
+) -> None:
     """Some have verified drafts in the same step. One is in its prompt, one is at its end, and rows
     are not in the order of their slots."""
+    pair = make_pair(tmp_path, **KINDS[kind])
     lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 1: 7}
     rows = [Row(slot, features(count, slot), bonus=20 + slot) for slot, count in lengths.items()]
     rows[1].num_rejected, rows[3].num_rejected, rows[2].in_prompt = 3, 7, True
@@ -126,11 +138,6 @@ def test_who_is_drafted_gets_its_own_context_and_what_was_chosen(pair: Pair) -> 
     assert harness.step(rows) == [[], expected[:2], [], []]
 
 
-def test_the_users_window_is_every_layers(pair: Pair) -> None:
-    proposer = DrafterHarness(pair, draft_window=9).proposer
-    assert {one.window for one in proposer.model.block.attentions()} == {9}
-
-
 @pytest.mark.parametrize(("room", "length"), [(99, 32), (5, 5), (0, 0), (-1, 0)])
 def test_free_drafts_let_nobody_wait(pair: Pair, room: int, length: int) -> None:
     """Each of two requests may use half of a step's rows, including a block's and its own two."""
@@ -179,17 +186,6 @@ def test_requests_that_limit_their_drafts(pair: Pair) -> None:
     assert [len(drafts) for drafts in texts.step(rows)] == [0, 2, 9, 9]
     predicted = texts.proposer.host._last.predicted
     assert predicted.lengths.tolist() == [0, 2, 32, 9]
-
-
-@pytest.mark.parametrize("own", [{"free_drafts": "off"}, {"num_speculative_tokens": 3}, {}])
-def test_texts_are_looked_up_unless_the_user_says_no(pair: Pair, own: dict[str, Any]) -> None:
-    proposer = DrafterHarness(pair, **own).proposer
-    assert proposer.host.free_drafts is None  # not used while lengths are fixed
-    proposer.start_planning(profiled_costs())
-    most = {"free_drafts": None, "num_speculative_tokens": 3}.get(next(iter(own), ""), 32)
-    assert (proposer.host.free_drafts and proposer.most_free) == most
-    assert proposer.host.planner.max_draft == own.get("num_speculative_tokens", 7)
-    assert proposer.host.statistics.max_draft == own.get("num_speculative_tokens", 7)
 
 
 @on_both_runners

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -24,13 +25,13 @@ COUNTS = [[3, 12, 5, 6], [1, 5, 4, 0]]
 """Verifications, drafts, accepted ones and ones that were not finite: of blocks, and of texts."""
 
 
-def run() -> tuple[DraftStatistics, ReportedOutput]:
-    """A step whose output has not been fetched yet."""
+@pytest.fixture
+def reported() -> ReportedOutput:
+    """Output of a step that has not been fetched yet."""
     output: Any = SimpleNamespace(
         model_runner_output=SimpleNamespace(kv_connector_output="of a connector"),
         get_output=lambda: SimpleNamespace(req_ids=NAMES),
     )
-    statistics = DraftStatistics(7)
     table = torch.zeros(len(NAMES), OUTCOME_COLUMNS + 7)
     table[:, 0], table[:, 1] = torch.tensor(SOURCE), torch.tensor(ADMITTED)
     table[:, 2], table[:, 8:11], table[:, 11], table[1, 12:] = 9.0, 3.0, 0.25, -1.0
@@ -38,31 +39,26 @@ def run() -> tuple[DraftStatistics, ReportedOutput]:
     report = HostCopy(None, table, counts)
     for each in (table, counts):
         each.fill_(99)  # overwritten by the next step
-    return statistics, ReportedOutput(output, report, statistics)
+    return ReportedOutput(output, report, DraftStatistics(7))
 
 
-def test_what_the_device_has_counted_is_shown() -> None:
-    """Since the engine's start: it replaces what was known before."""
-    statistics, output = run()
-    statistics.draft_tokens = 4
-    counts = COUNTED.on(output.get_output())
+def test_what_the_device_has_counted_is_shown(reported: ReportedOutput) -> None:
+    """Since the engine's start: it replaces what was known before. Nothing is counted before the
+    output is fetched."""
+    shown = reported._statistics
+    assert shown.counts() == DraftStatistics(7).counts()
+    shown.draft_tokens = 4
+    counts = COUNTED.on(reported.get_output())
     assert counts is not None
     assert counts.tolist() == COUNTS
-    shown = statistics.verifications, statistics.draft_tokens, statistics.accepted_tokens
-    assert shown == (4, 17, 9)
-    free = statistics.free_verifications, statistics.free_draft_tokens
-    assert (*free, statistics.free_accepted_tokens) == (1, 5, 4)
-    assert statistics.nan_drafts == 6
+    assert (shown.verifications, shown.draft_tokens, shown.accepted_tokens) == (4, 17, 9)
+    assert (shown.free_verifications, shown.free_draft_tokens) == (1, 5)
+    assert (shown.free_accepted_tokens, shown.nan_drafts) == (4, 6)
+    assert reported.get_kv_connector_output() == "of a connector"
 
 
-def test_nothing_is_counted_before_the_output_is_fetched() -> None:
-    statistics, _ = run()
-    assert statistics.counts() == DraftStatistics(7).counts()
-
-
-def test_what_the_device_saw_goes_to_the_scheduler() -> None:
-    _, output = run()
-    table = OUTCOMES.on(output.get_output())
+def test_what_the_device_saw_goes_to_the_scheduler(reported: ReportedOutput) -> None:
+    table = OUTCOMES.on(reported.get_output())
     assert table is not None
     assert verified_drafts(table) == [7, 2, 0, 0, 3, 5]
     outcomes = Outcomes.from_table(table, 3)
@@ -73,10 +69,3 @@ def test_what_the_device_saw_goes_to_the_scheduler() -> None:
     assert outcomes.confidence[:, 0].tolist() == [0.25] * len(NAMES)
     assert not outcomes.confidence[:, 1:].any()  # 0 if it was not finite
     assert outcomes.confidence.shape == (len(NAMES), 7)
-
-
-def test_what_is_attached_to_the_output_goes_with_it() -> None:
-    _, output = run()
-    inner: Any = output._output
-    assert output.model_runner_output is inner.model_runner_output
-    assert output.get_kv_connector_output() == "of a connector"

@@ -14,14 +14,8 @@ from support.planner_world import profiled_costs
 from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.reporting.figures import take_figures
 from vllm_dflash.engine.v2.exchange import COUNTED
-from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan
-
-
-@pytest.fixture(params=[V2AsyncScheduler, V2Scheduler])
-def scheduler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return bare(monkeypatch, request.param)
 
 
 def test_drafts_are_counted_by_the_device(scheduler: Any) -> None:

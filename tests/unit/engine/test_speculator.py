@@ -21,7 +21,6 @@ from vllm_dflash.engine.v2.exchange import (
     StepPlan,
 )
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
-from vllm_dflash.engine.v2.loaded_speculator import block_capture_sizes
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
 from vllm_dflash.planning.step import BLOCK
@@ -95,19 +94,6 @@ def test_slots_of_new_requests_are_forgotten_before_they_are_graded(
     assert launched == [[0, 1, 1, 1, 1, 0], True]
 
 
-def test_the_last_drafts_are_graded_before_vllms_step(launched: list[Any]) -> None:
-    speculator = bare()
-    drafts = propose(speculator, StepPlan(runs_block=True, length=2))
-    graded, runs_block = launched
-    assert graded[0] is speculator.slots
-    assert graded[1] is speculator.batch
-    assert [each.tolist() for each in graded[2:5]] == [[0, 1, 2, 3], [2] * 4, [1] * 4]
-    assert graded[5] is speculator.outcomes
-    assert runs_block
-    assert drafts.data_ptr() == speculator.draft_output.data_ptr()
-    assert drafts.shape == (4, K)
-
-
 @pytest.mark.parametrize(
     ("plans_block", "room", "runs"), [(True, K, 1), (False, K, 0), (True, 0, 0), (True, None, 1)]
 )
@@ -179,16 +165,6 @@ def test_a_report_is_copied_before_the_next_step_writes_over_it(launched: list[A
     assert waited == [2]  # once, and before the second step is graded
 
 
-def test_what_was_counted_is_read_when_it_is_asked_for() -> None:
-    speculator = bare()
-    speculator.slots.counts[:] = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
-    assert speculator.read_counts().tolist() == [[1, 2, 3, 4], [5, 6, 7, 0]]
-    counted = speculator.statistics
-    assert (counted.verifications, counted.draft_tokens, counted.accepted_tokens) == (6, 8, 10)
-    assert counted.nan_drafts == 4
-    assert (counted.free_draft_tokens, counted.free_accepted_tokens) == (6, 7)
-
-
 def test_what_the_scheduler_has_counted_is_shown_by_the_worker() -> None:
     speculator, counting = bare(), DraftStatistics(K)
     counting.probes, counting.planning_seconds, counting.step_seconds = 3, 0.5, 2.0
@@ -235,35 +211,6 @@ def test_taps_are_fused_once(kind: type[Target], num_taps: int) -> None:
     assert fused == [[2, 3]]
 
 
-def test_steps_without_a_block_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They store a row of context for each request, and have no attention. Blocks come last: what
-    follows a capture may run them."""
-    speculator = bare()
-    speculator.query_cudagraph_manager, speculator.context_graphs = "of blocks", "of steps without"
-    captured: list[Any] = []
-
-    def prepare(drafter: Any, num_reqs: int, metadata: Any) -> None:
-        captured.append((drafter.query_cudagraph_manager, metadata))
-
-    def capture(drafter: Any) -> None:
-        captured.append(drafter._num_graph_context_tokens(2))
-        captured.append(drafter._build_uniform_attn_metadata("batch", num_reqs=2))
-        drafter._prepare_graph_forward(2, "metadata")
-
-    monkeypatch.setattr(DFlashSpeculator, "capture", capture)
-    monkeypatch.setattr(DFlashSpeculator, "_prepare_graph_forward", prepare)
-    monkeypatch.setattr(
-        DFlashSpeculator, "_build_uniform_attn_metadata", lambda _, *given, **more: (given, more)
-    )
-    speculator.capture()
-    built = (("batch",), {"num_reqs": 2})
-    assert captured == [
-        *(2, None, ("of steps without", None)),
-        *(2 * (1 + K), built, ("of blocks", "metadata")),
-    ]
-    assert speculator.runs_block
-
-
 @pytest.mark.parametrize("runs_block", [True, False])
 def test_drafts_are_chosen_in_every_step(monkeypatch: pytest.MonkeyPatch, runs_block: bool) -> None:
     """For the batch's first requests: a graph may have more rows than there are requests."""
@@ -281,22 +228,6 @@ def test_drafts_are_chosen_in_every_step(monkeypatch: pytest.MonkeyPatch, runs_b
         *(["block of 5"] * runs_block),
         *("learned", [4, 0, 2, -1, -1], runs_block),
     ]
-
-
-@pytest.mark.parametrize(
-    ("largest", "block_rows", "most_requests", "requests"),
-    [
-        (512, 16, 256, [40, 50, 62, 77, 96, 120, 128]),
-        (512, 16, 41, [40, 41]),  # as many as a step has rows for
-        (4, 16, 64, [1]),
-    ],
-)
-def test_sizes_of_the_drafters_graphs(
-    largest: int, block_rows: int, most_requests: int, requests: list[int]
-) -> None:
-    """The target's sizes, and some up to four times as large."""
-    found = block_capture_sizes([1, 2, largest], block_rows, most_requests)
-    assert found == [1, 2, largest, *(count * block_rows for count in requests)]
 
 
 @pytest.mark.parametrize(("length", "fits"), [(1 << 16, True), (1 << 20, False)])

@@ -11,14 +11,8 @@ from support.bare_scheduler import CONTEXT_TOKENS, bare, plan_always, schedule, 
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v2.exchange import FACTS, OUTCOMES, WorkerFacts, plan_of
-from vllm_dflash.engine.v2.v2_scheduler import V2AsyncScheduler, V2Scheduler
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, Outcomes, StepRecord
-
-
-@pytest.fixture(params=[V2AsyncScheduler, V2Scheduler])
-def scheduler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return bare(monkeypatch, request.param)
 
 
 @pytest.fixture

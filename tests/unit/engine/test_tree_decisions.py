@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-from support.chi_square import p_value
 from support.grown_trees import SLOTS, Grown
-from support.trees_by_hand import grown
 from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS, Batch, DraftSlots
 from vllm_dflash.engine.v2.drawing import DrawingVerifier
-from vllm_dflash.engine.v2.drawing_kernels import Verified
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS, grade
 from vllm_dflash.engine.v2.trees import tree_walk
-from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
-from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier, walk
+from vllm_dflash.engine.v2.trees.tree_walk import TreeVerifier
 from vllm_dflash.planning.step import BLOCK, TEXT
 
 pytestmark = pytest.mark.v2
@@ -95,43 +89,6 @@ def test_trees_are_walked_as_by_hand(seed: int, nodes: int, start: int) -> None:
     world = Grown(seed, 7, nodes, nodes)
     world.grow()
     world.walk(start)
-
-
-def test_what_is_walked_is_distributed_as_the_target_has_it() -> None:
-    """At temperature 1, whatever the drafts are. vLLM's function draws pairs of tokens."""
-    vocabulary, requests = 4, 500
-    random = torch.Generator().manual_seed(5)
-    first = torch.randn(vocabulary, generator=random)
-    second = torch.randn(vocabulary, vocabulary, generator=random)  # after each first token
-    tree = grown([[2, 0, 1], [3, 0, 2]], [[0.6, 0.3, 0.1], [0.5, 0.3, 0.2]], 6, last=0)
-    trees = TreeSlots(requests, 2, 6, CPU)
-    trees.sizes.fill_(6)
-    trees.tokens[:], trees.parents[:] = torch.tensor(tree.tokens), torch.tensor(tree.parents)
-    behind = [first, *(second[token] for token in tree.tokens)]  # not compared at depth 2
-    starts, slots = 7 * torch.arange(requests + 1), torch.arange(requests)
-    drawn = gumbel_sample(
-        torch.stack(behind).repeat(requests, 1),
-        slots.repeat_interleave(7),
-        torch.ones(requests),
-        100 + slots,
-        torch.tensor([10, *(10 + depth for depth in tree.depths)]).repeat(requests),
-        apply_temperature=False,
-        is_drafting=False,
-    )
-    sampled = torch.zeros(requests, 7, dtype=torch.int64)
-    num_sampled, num_rejected = torch.zeros(2, requests).int()
-    walk(trees, slots, starts.int(), Verified(drawn, sampled, num_sampled, num_rejected))
-    assert {1, 2, 3} == set(num_sampled.tolist())
-    pairs, expected = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
-    for tokens, count in zip(sampled.tolist(), num_sampled.tolist(), strict=True):
-        rest = second[tokens[0]].softmax(0)
-        then = tokens[1] if count > 1 else int(rest.multinomial(1, generator=random))
-        pairs[tokens[0], then] += 1
-    for one in first.softmax(0).multinomial(requests, True, generator=random).tolist():
-        expected[one, int(second[one].softmax(0).multinomial(1, generator=random))] += 1
-    assert p_value(pairs, expected) > 0.01
-    pairs[2, 3] += 120  # as if the walk preferred its drafts
-    assert p_value(pairs, expected) < 0.01
 
 
 def test_a_batch_is_walked_in_the_parts_that_it_is_verified_in(

@@ -16,14 +16,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
-from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.worker import mamba_utils
 from vllm.v1.worker.gpu.sample import sampler as vllms_sampler
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from vllm_dflash.engine.v1.v1_fixes import aligned_states
-from vllm_dflash.engine.v1.v1_fixes.bonus_min_tokens import bonus_rows_by_drafts
 from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import sync_batch, update_think_state
 from vllm_dflash.engine.vllm_fixes import gathered_ids
 from vllm_dflash.engine.vllm_fixes.amx_permission import ask_for_amx
@@ -146,28 +144,6 @@ def test_keys_are_not_split_where_windows_and_sinks_meet(
     fix_sliding_sinks(SimpleNamespace(compilation_config=compilation))
     found = os.environ.pop("VLLM_CPU_ATTN_SPLIT_KV", None)
     assert found == ("0" if is_set else None)
-
-
-def test_bonus_rows_come_behind_their_drafts() -> None:
-    """Four requests need 5 tokens before token 2. Three have 3 tokens, and 0, 1 and 2 drafts before
-    the bonus row; the last has 4 tokens and no drafts."""
-    processor = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
-    added: Any = [
-        (
-            row,
-            SimpleNamespace(min_tokens=5, all_stop_token_ids={2}, structured_outputs=None),
-            [],
-            out,
-        )
-        for row, out in enumerate([[1] * 3, [1] * 3, [1] * 3, [1] * 4])
-    ]
-    processor.update_state(BatchUpdate(4, removed=[], added=added, moved=[]))
-    procs: Any = SimpleNamespace(logitsprocs=SimpleNamespace(non_argmax_invariant=[processor]))
-    with bonus_rows_by_drafts(procs, [0, 1, 2, 0]):
-        masked = processor.apply(torch.zeros(4, 3))
-    assert masked.isneginf()[:, 2].tolist() == [True, True, False, True]
-    assert not masked.isneginf()[:, :2].any()
-    assert processor.apply(torch.zeros(4, 3)).isneginf()[:, 2].all()  # without the fix
 
 
 def test_who_takes_a_place_inherits_no_budget() -> None:

@@ -25,7 +25,7 @@ from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_scheduler import DRAFTS
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
-from vllm_dflash.engine.v2.exchange import COUNTED, FACTS, WorkerFacts
+from vllm_dflash.engine.v2.exchange import FACTS, WorkerFacts
 from vllm_dflash.engine.v2.v2_cpu_worker import V2CPUWorker
 from vllm_dflash.engine.v2.v2_workers import V2GPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
@@ -204,22 +204,6 @@ def test_what_a_worker_found_out_is_sent_once() -> None:
     assert first is not None
     assert first.lengths == [0, 7]
     assert second is None
-
-
-@pytest.mark.parametrize("tokens", [0, 3])
-def test_an_engine_that_becomes_idle_is_told_what_was_counted(
-    monkeypatch: pytest.MonkeyPatch, tokens: int
-) -> None:
-    """vLLM has one output for all such steps, which stays as it is."""
-    worker: Any = object.__new__(V2GPUWorker)
-    of_vllm, counts = SimpleNamespace(), np.ones((2, 4), np.int64)
-    worker.drafter = SimpleNamespace(begin_step=lambda _: None, read_counts=lambda: counts)
-    for returned in (of_vllm, None):
-        monkeypatch.setattr(Worker, "execute_model", lambda *_, found=returned: found)
-        output = worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=tokens))
-        assert (output is None) == (returned is None)
-        assert COUNTED.on(output) is (None if tokens or returned is None else counts)
-        assert COUNTED.on(of_vllm) is None
 
 
 def test_blocks_that_the_drafters_layers_get_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:

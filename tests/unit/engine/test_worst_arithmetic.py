@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -33,30 +31,6 @@ def _worst(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with worst_arithmetic():
         yield
-
-
-@settings(max_examples=settings().max_examples // 4)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    num_requests=st.integers(1, 5),
-    width=st.sampled_from([1, 3, 7]),
-    vocab_size=st.sampled_from([2, 9, 300]),
-    gathered=st.booleans(),
-)
-def test_verification_draws_what_vllms_kernel_draws(
-    seed: int, num_requests: int, width: int, vocab_size: int, gathered: bool
-) -> None:
-    step = Step(Case(num_requests, width, vocab_size), seed)
-    found, expected = step.check(gathered=gathered)
-    assert found == expected
-
-
-@pytest.mark.parametrize("vocab_size", [TILE + 1, 2 * TILE + 17])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_also_in_several_tiles(vocab_size: int, dtype: torch.dtype) -> None:
-    step = Step(Case(3, 3, vocab_size), vocab_size, dtype)
-    found, expected = step.check()
-    assert found == expected
 
 
 def drawn_alone(logits: torch.Tensor) -> list[int]:

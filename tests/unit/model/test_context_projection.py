@@ -10,7 +10,8 @@ import pytest
 import torch
 from vllm import _custom_ops as ops
 
-from support.drafter_harness import ProposerHarness, Row
+from support.cached_drafter import Row, check_logits, features_of
+from support.drafter_harness import ProposerHarness
 from support.pairs import make_pair
 from support.reference_decoding import draft
 from vllm_dflash.model import context_projection
@@ -53,8 +54,7 @@ def test_cuda_stores_what_the_cpu_stores(
 ) -> None:
     """The cache is the same, and logits are the reference's; keys and values need no copies."""
     pair = make_pair(tmp_path, **changes)
-    width = len(pair.spec.taps) * pair.spec.target_hidden_size
-    features = torch.randn(41, width, generator=torch.Generator().manual_seed(0))
+    features = features_of(pair, 41, seed=0)
 
     def harness_that_drafted() -> ProposerHarness:
         harness = ProposerHarness(pair)
@@ -73,8 +73,7 @@ def test_cuda_stores_what_the_cpu_stores(
     expected = draft(
         pair.load_target(), pair.load_drafter(), features, 7, pair.spec.max_draft_tokens
     )
-    assert of_cuda.logits is not None
-    assert (of_cuda.logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+    check_logits(of_cuda.logits, expected)
 
     context = of_cuda.proposer.model.context
     with torch.inference_mode():

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.drafter_harness import DrafterHarness, Harness, ProposerHarness, Row
+from support.cached_drafter import Harness, Row, check_logits, features_of
+from support.drafter_harness import DrafterHarness, ProposerHarness
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.reference_decoding import block_states
 
@@ -105,22 +106,11 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     return make_pair(tmp_path, **request.param)
 
 
-def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
-    width = len(pair.spec.taps) * pair.spec.target_hidden_size
-    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
-
-
 def columns(harness: Harness, logits: torch.Tensor) -> torch.Tensor:
     """Return the columns of all tokens' logits that the harness has."""
     if harness.gives_log_probs:
         logits = logits.log_softmax(-1)
     return logits if harness.candidates is None else logits.gather(-1, harness.candidates)
-
-
-def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
-    """Check that errors are within 1e-4 of the largest value."""
-    assert torch.isfinite(ours).all()
-    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.usefixtures("runner")
@@ -153,8 +143,7 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
         newest = [reference.context(features[-1]) for features in contexts]
         blocks = zip(expected, hidden, (7, 8, 9), newest, strict=True)
         assert drafts == [reference.choose(*block, target).tolist() for block in blocks]
-    assert harness.logits is not None
-    assert_close(harness.logits, columns(harness, torch.cat(expected)))
+    check_logits(harness.logits, columns(harness, torch.cat(expected)))
 
 
 @pytest.mark.usefixtures("runner")

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from support.drafter_harness import DrafterHarness, Row
+from support.cached_drafter import Row, check_logits, features_of
+from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, drafter_config, make_pair
 from support.reference_decoding import draft
 from vllm_dflash.checkpoint.headers import INDEX
@@ -72,11 +73,10 @@ def test_an_adaflash_drafter_drafts_without_its_length_head(tmp_path: Path) -> N
     head = {"down.weight": (8, 64), "down.bias": (8,), "out.weight": (1, 8), "out.bias": (1,)}
     spoil(pair, **{f"thresh_head_two_model.{name}": torch.ones(of) for name, of in head.items()})
     harness = DrafterHarness(pair)
-    features = torch.randn(41, 128, generator=torch.Generator().manual_seed(0))
+    features = features_of(pair, 41, seed=0)
     harness.step([Row(0, features, bonus=7)])
     expected = draft(pair.load_target(), pair.load_drafter(), features, 7, 7)
-    assert harness.logits is not None
-    assert (harness.logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+    check_logits(harness.logits, expected)
 
 
 def test_files_are_those_of_the_revision_that_was_asked_for(

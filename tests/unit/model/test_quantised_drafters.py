@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.drafter_harness import ProposerHarness, Row
+from support.cached_drafter import Row, features_of
+from support.drafter_harness import ProposerHarness
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.quantised import OF_THE_HEAD, WAYS, quantise
 from support.reference_decoding import block_states
@@ -72,8 +73,7 @@ def test_hidden_states_are_those_of_the_weights_they_stand_for(
     assert pair.spec.quantization == "compressed-tensors"
     harness = ProposerHarness(pair, dtype="bfloat16")
     assert any("scale" in name for name, _ in harness.proposer.model.named_parameters())
-    width = len(pair.spec.taps) * pair.spec.target_hidden_size
-    features = torch.randn(45, width, generator=torch.Generator().manual_seed(1))
+    features = features_of(pair, 45, seed=1)
     harness.step([Row(3, features.bfloat16(), bonus=11)])
     reference = replace(pair, drafter=meant).load_drafter()
     expected = block_states(pair.load_target(), reference, features, 11, pair.spec.max_draft_tokens)

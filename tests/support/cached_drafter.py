@@ -1,4 +1,4 @@
-"""A drafter on a real paged cache without an engine around it: what both model runners share."""
+"""One drafter on a real paged cache, without an engine around it: what both runners share."""
 
 from __future__ import annotations
 
@@ -186,3 +186,16 @@ def positions_of(rows: list[Row], starts: list[int]) -> torch.Tensor:
 
 def query_starts(rows: list[Row]) -> torch.Tensor:
     return torch.tensor([0, *np.cumsum([len(row.features) for row in rows])], dtype=torch.int32)
+
+
+def features_of(pair: Pair, num_rows: int, seed: int) -> torch.Tensor:
+    """Return random features [num_rows, m * H] for a pair's drafter."""
+    width = len(pair.spec.taps) * pair.spec.target_hidden_size
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def check_logits(ours: torch.Tensor | None, expected: torch.Tensor) -> None:
+    """Check that errors are within 1e-4 of the largest value."""
+    assert ours is not None
+    assert torch.isfinite(ours).all()
+    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
