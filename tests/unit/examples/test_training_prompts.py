@@ -1,4 +1,4 @@
-"""What the drafter of SmolLM2 is trained on, and what it is not."""
+"""What drafters of packaged targets are trained on, and what it is not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from smollm2 import code_prompts
-from smollm2.answers import without_repeats
-from smollm2.prompts import is_held_out, write_prompts
+from drafter_training.answers import without_repeats
+from packaged_pairs import code_prompts
+from packaged_pairs.prompts import is_held_out, write_prompts
 
 
 def test_prompts_are_the_same_each_time_and_no_subject_is_on_both_sides() -> None:
