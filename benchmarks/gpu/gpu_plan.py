@@ -28,7 +28,8 @@ PARITY = (
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
 TEXTS, SPEED, DRAFTERS, SOUND, REST = "texts", "speed", "drafters", "sound", "rest"
 """Groups, in their order."""
-SMOLLM2 = ROOT / "models" / "smollm2"
+SMOLLM2, GEMMA = (ROOT / "models" / name for name in ("smollm2", "gemma3-270m"))
+"""Real pairs. Their parts are planned if their targets were made there (CONTRIBUTING.md)."""
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
 """Backends, and the dtype that each is tried in: FlashAttention has no float32."""
 
@@ -66,7 +67,9 @@ def plan(memory_gib: float) -> list[Part]:
     first, *others = SIZES
     parts += _bench(first, memory_gib)
     if (SMOLLM2 / "target").is_dir():
-        parts += [_smollm2_speed(260), *_smollm2_training(300)]
+        parts += [_smollm2_speed(260), *_training("SmolLM2", SMOLLM2, answers=75, training=300)]
+    if (GEMMA / "target").is_dir():
+        parts += _training("Gemma 3 270M", GEMMA, answers=90, training=180)
     for dtype, tolerance in TOLERANCES.items():
         options = ("--dtype", dtype, "--tolerance", tolerance)
         parts.append(Part(f"parity {dtype}", 60, (*PARITY, *options), SOUND))
@@ -186,14 +189,15 @@ def _smollm2_speed(seconds: float) -> Part:
     return Part("SmolLM2 on HumanEval", seconds, command, SPEED)
 
 
-def _smollm2_training(seconds: float) -> list[Part]:
-    """Train its drafter further, on answers that the GPU writes first. What is not written when
-    that part is ended is not missed."""
-    here = (sys.executable, str(ROOT / "examples" / "train_smollm2_drafter.py"))
-    options = ("--device", "cuda", "--rounds", "8", "--hours", f"{seconds / 3600:.3f}")
-    steps = {"answers": 75.0, "train": seconds + 60, "export": 20.0}
+def _training(name: str, pair: Path, *, answers: float, training: float) -> list[Part]:
+    """Train a pair's drafter on answers that the GPU writes first. What is not written when that
+    part is ended is not missed."""
+    here = (sys.executable, str(ROOT / "examples" / "train_drafter.py"))
+    options = ("--pair", pair.name, "--device", "cuda", "--rounds", "8")
+    options += ("--hours", f"{training / 3600:.3f}")
+    steps = {"answers": answers, "train": training + 60, "export": 20.0}
     return [
-        Part(f"SmolLM2 {step}", most, (*here, step, *options), DRAFTERS)
+        Part(f"{name} {step}", most, (*here, step, *options), DRAFTERS)
         for step, most in steps.items()
     ]
 
