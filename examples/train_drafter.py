@@ -42,7 +42,7 @@ from drafter_training.growing_text import Growing
 from drafter_training.optimizers import adamw, muon_and_adamw
 from drafter_training.sources import Cached, Live
 from drafter_training.trainer import Trainer
-from packaged_pairs.pair_table import PAIRS, PackagedPair
+from packaged_pairs.pair_table import PACKAGED_PAIRS, PackagedPair
 from packaged_pairs.prompts import as_token_ids, read_human_eval, write_prompts
 from packaged_pairs.target_folder import write_target
 from reference.reference_drafter import ReferenceDrafter
@@ -206,7 +206,7 @@ def main() -> None:
     """Run one of the four commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["target", "answers", "train", "export"])
-    parser.add_argument("--pair", choices=[*PAIRS], default="smollm2")
+    parser.add_argument("--pair", choices=[*PACKAGED_PAIRS], default="smollm2")
     parser.add_argument("--prompts", type=int, help="of those to train on: the first so many")
     parser.add_argument("--rounds", type=int, default=1, help="answers to each prompt")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15, help="between two measurements")
     parser.add_argument("--out", type=Path, help="(default: `drafter` beside its target)")
     arguments = parser.parse_args()
-    pair, device = PAIRS[arguments.pair], arguments.device
+    pair, device = PACKAGED_PAIRS[arguments.pair], arguments.device
     write_target(pair.packages, pair.target, pair.packaged)
     if arguments.what == "answers":
         answer(pair, arguments.prompts, arguments.tokens, arguments.rounds, device)

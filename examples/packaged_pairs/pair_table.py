@@ -42,7 +42,7 @@ class PackagedPair:
         return self.root / "target"
 
 
-PAIRS = {
+PACKAGED_PAIRS = {
     "smollm2": PackagedPair(
         SMOLLM2,
         Path("models/smollm2"),

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from vllm import LLM
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
 
-from packaged_pairs.pair_table import PAIRS
+from packaged_pairs.pair_table import PACKAGED_PAIRS
 from packaged_pairs.prompts import write_prompts
 from parity.check import engine_arguments, record_prompts
 from parity.compare_recordings import compare, relative_error
@@ -35,7 +35,7 @@ from support.packaged_targets import packaged_target
 from support.pairs import drafter_config, save_drafter
 
 pytestmark = pytest.mark.slow  # minutes, and 238 MB the first time
-PACKAGED = PAIRS["gemma3-270m"]
+PAIR = PACKAGED_PAIRS["gemma3-270m"]
 VOCABULARY, HIDDEN, WINDOW, BOS, MASK = 262_144, 640, 512, 2, 4
 TAPS = [1, 5, 9, 13, 16]
 NEW_TOKENS = 24
@@ -80,7 +80,7 @@ class Gemma:
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
     drafter = tmp_path_factory.mktemp("gemma") / "drafter"
-    target = packaged_target(ROOT / PACKAGED.packages, ROOT / PACKAGED.target, PACKAGED.packaged)
+    target = packaged_target(ROOT / PAIR.packages, ROOT / PAIR.target, PAIR.packaged)
     save_drafter(
         drafter,
         shape(num_hidden_layers=3, layer_types=[*["sliding_attention"] * 2, "full_attention"]),

@@ -31,7 +31,7 @@ PAIRS = [([1, 2, 3], [4, 5, 6, 7, 8]), ([9], [10, 11, 12])]
 
 
 SHAPE = DrafterShape("target", taps=(0, 1), like=(2,), mask_token_id=16, vocabulary=20)
-SIZES = {
+SMALL = {
     "vocab_size": 40,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -42,12 +42,12 @@ SIZES = {
 }
 
 
-def gemma() -> Gemma3ForCausalLM:
+def random_gemma() -> Gemma3ForCausalLM:
     """A Gemma 3 whose norms do something, with two layers that have windows."""
     torch.manual_seed(0)
     layers = ["sliding_attention", "sliding_attention", "full_attention"]
     config = Gemma3TextConfig(
-        **SIZES, head_dim=8, query_pre_attn_scalar=8, layer_types=layers, pad_token_id=0
+        **SMALL, head_dim=8, query_pre_attn_scalar=8, layer_types=layers, pad_token_id=0
     )
     target = Gemma3ForCausalLM(config).eval()
     with torch.no_grad():
@@ -62,9 +62,9 @@ def gemma() -> Gemma3ForCausalLM:
 @pytest.fixture(params=["llama", "gemma 3"])
 def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     if request.param == "gemma 3":
-        return gemma()
+        return random_gemma()
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
 
 
 def make_trainer(target: PreTrainedModel) -> Trainer:
@@ -124,7 +124,7 @@ def test_what_is_written_is_read_as_a_checkpoint_and_drafts_the_same(
 
 def test_a_drafters_layer_computes_nearly_what_gemmas_does() -> None:
     """Its norms' offset, those of what it adds, and GELU are in the weights."""
-    target, text = gemma(), [*range(1, 40)]
+    target, text = random_gemma(), [*range(1, 40)]
     like: Any = target.model.layers[2]
     drafter = first_drafter(target, SHAPE, torch.arange(0, 40, 2), text)
     sizes = sizes_before_norms(target, [like], text)
