@@ -198,8 +198,8 @@ def _training(name: str, pair: Path, *, answers: float, training: float) -> list
     """Train a pair's drafter on answers that the GPU writes first. What is not written when that
     part is ended is not missed."""
     here = (sys.executable, str(ROOT / "examples" / "train_drafter.py"))
-    options = ("--pair", pair.name, "--device", "cuda", "--rounds", "8")
-    options += ("--hours", f"{training / 3600:.3f}")
+    hours = f"{training / 3600:.3f}"
+    options = ("--pair", pair.name, "--device", "cuda", "--rounds", "8", "--hours", hours)
     steps = {"answers": answers, "train": training + 60, "export": 20.0}
     return [
         Part(f"{name} {step}", most, (*here, step, *options), DRAFTERS)
