@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from smollm2.prompts import as_chats, read_edits, read_human_eval, write_prompts
-from smollm2.target_folder import writing_weights
+from packaged_pairs.prompts import as_chats, read_edits, read_human_eval, write_prompts
+from packaged_pairs.target_folder import writing_weights
 
 ROOT = Path("models/smollm2")
 TARGET, PACKAGES = ROOT / "target", ROOT / "packages"

@@ -1,6 +1,7 @@
 """Sources of training text and of the target's hidden states for it."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class Source(Protocol):
 
 
 @torch.no_grad()
-def features_of(target: PreTrainedModel, ids: torch.Tensor, taps: list[int]) -> torch.Tensor:
+def features_of(target: PreTrainedModel, ids: torch.Tensor, taps: Sequence[int]) -> torch.Tensor:
     """Return the concatenated outputs of the layers `taps`, for ids [R, T]: [R, T, m * H]."""
     hidden = target.model(ids, output_hidden_states=True).hidden_states
     return torch.cat([hidden[tap + 1] for tap in taps], dim=-1)
@@ -33,7 +34,7 @@ def padded(rows: list[torch.Tensor]) -> torch.Tensor:
 class Live:
     """Runs the target over every batch."""
 
-    def __init__(self, target: PreTrainedModel, taps: list[int], pairs: list[Pair]) -> None:
+    def __init__(self, target: PreTrainedModel, taps: Sequence[int], pairs: list[Pair]) -> None:
         self.target, self.taps, self.pairs = target, taps, pairs
         self.tokens = sum(len(continuation) for _, continuation in pairs)
 
@@ -51,7 +52,7 @@ class Cached:
     for all of them.
     """
 
-    def __init__(self, target: PreTrainedModel, taps: list[int], folder: Path) -> None:
+    def __init__(self, target: PreTrainedModel, taps: Sequence[int], folder: Path) -> None:
         """Keep features in this folder, one file for each piece, 2 * m * H bytes a token."""
         self.target, self.taps, self.folder = target, taps, folder
         self.rows: list[tuple[Pair, torch.Tensor]] = []

@@ -13,12 +13,12 @@ from transformers import AutoTokenizer
 from vllm import LLM
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
 
+from packaged_pairs.pair_table import PACKAGED_PAIRS
+from packaged_pairs.prompts import write_prompts
 from parity.check import engine_arguments, record_prompts
 from parity.compare_recordings import compare, relative_error
 from parity.oracle import Oracle
 from parity.recorded_answers import RecordedAnswers
-from smollm2.prompts import write_prompts
-from smollm2.target_folder import GEMMA3_270M
 from support import ROOT
 from support.drafter_watch import watch_logits
 from support.engines import (
@@ -35,7 +35,7 @@ from support.packaged_targets import packaged_target
 from support.pairs import drafter_config, save_drafter
 
 pytestmark = pytest.mark.slow  # minutes, and 238 MB the first time
-FOLDER = ROOT / "models" / "gemma3-270m"
+PAIR = PACKAGED_PAIRS["gemma3-270m"]
 VOCABULARY, HIDDEN, WINDOW, BOS, MASK = 262_144, 640, 512, 2, 4
 TAPS = [1, 5, 9, 13, 16]
 NEW_TOKENS = 24
@@ -80,7 +80,7 @@ class Gemma:
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Gemma:
     drafter = tmp_path_factory.mktemp("gemma") / "drafter"
-    target = packaged_target(FOLDER / "packages", FOLDER / "target", GEMMA3_270M)
+    target = packaged_target(ROOT / PAIR.packages, ROOT / PAIR.target, PAIR.packaged)
     save_drafter(
         drafter,
         shape(num_hidden_layers=3, layer_types=[*["sliding_attention"] * 2, "full_attention"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smollm2.target_folder import SMOLLM2, Packaged, write_target
+from packaged_pairs.target_folder import SMOLLM2, Packaged, write_target
 
 
 def packaged_target(packages: Path, target: Path, model: Packaged = SMOLLM2) -> Path:

@@ -3,44 +3,72 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from drafter_training.acceptance import measure
 from drafter_training.blocks import cut_blocks
+from drafter_training.first_drafter import drafter_config, first_drafter, write_drafter
 from drafter_training.losses import block_loss
 from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
+from drafter_training.target_layers import as_drafter_layer, sizes_before_norms
 from drafter_training.trainer import Trainer
+from packaged_pairs.pair_table import DrafterShape
 from reference.reference_drafter import ReferenceDrafter
-from smollm2 import drafter as smollm2
 from vllm_dflash.checkpoint.read import read_drafter
 
 PAIRS = [([1, 2, 3], [4, 5, 6, 7, 8]), ([9], [10, 11, 12])]
 
 
-@pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
-    monkeypatch.setattr(smollm2, "TAPS", [0, 1])
-    monkeypatch.setattr(smollm2, "LIKE", [2])
-    monkeypatch.setattr(smollm2, "DRAFT_VOCABULARY", 20)
+SHAPE = DrafterShape("target", taps=(0, 1), like=(2,), mask_token_id=16, vocabulary=20)
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def random_gemma() -> Gemma3ForCausalLM:
+    """A Gemma 3 whose norms do something, with two layers that have windows."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
+    layers = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(
+        **SMALL, head_dim=8, query_pre_attn_scalar=8, layer_types=layers, pad_token_id=0
     )
-    return LlamaForCausalLM(config).eval()
+    target = Gemma3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            if "norm" in name:
+                parameter.normal_(0, 0.2)
+            elif "proj" in name:
+                parameter *= 8  # much more than a norm's epsilon
+    return target
 
 
-def make_trainer(target: LlamaForCausalLM) -> Trainer:
-    drafter = smollm2.first_drafter(target, torch.arange(0, 40, 2))
+@pytest.fixture(params=["llama", "gemma 3"])
+def target(request: pytest.FixtureRequest) -> PreTrainedModel:
+    if request.param == "gemma 3":
+        return random_gemma()
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+
+
+def make_trainer(target: PreTrainedModel) -> Trainer:
+    drafter = first_drafter(target, SHAPE, torch.arange(0, 40, 2), [*range(1, 40)])
     assert drafter.lm_head is not None
     return Trainer(
         drafter,
@@ -58,7 +86,7 @@ def make_trainer(target: LlamaForCausalLM) -> Trainer:
 
 
 def test_it_learns_a_text_and_drafts_it_in_steps_of_whole_blocks(
-    target: LlamaForCausalLM, tmp_path: Path
+    target: PreTrainedModel, tmp_path: Path
 ) -> None:
     trainer = make_trainer(target)
     pairs = [([2, 6], [4, 8, 10, 12, 14, 16, 18, 20, 22]), ([3, 5], [30, 28, 26, 24])]
@@ -73,10 +101,10 @@ def test_it_learns_a_text_and_drafts_it_in_steps_of_whole_blocks(
 
 
 def test_what_is_written_is_read_as_a_checkpoint_and_drafts_the_same(
-    target: LlamaForCausalLM, tmp_path: Path
+    target: PreTrainedModel, tmp_path: Path
 ) -> None:
     drafter = make_trainer(target).drafter
-    smollm2.write_drafter(drafter, smollm2.drafter_config(target), tmp_path)
+    write_drafter(drafter, drafter_config(target, SHAPE), tmp_path)
     spec = read_drafter(str(tmp_path))
     assert (spec.dialect, spec.taps, spec.draft_vocab_size) == ("speculators", (0, 1), 20)
     loaded = ReferenceDrafter.load(spec, tmp_path).float()
@@ -84,9 +112,34 @@ def test_what_is_written_is_read_as_a_checkpoint_and_drafts_the_same(
     blocks = cut_blocks(PAIRS, [[3, 6], [1, 2]], 4, mask_token_id=39)
     features = torch.randn(2, 8, 64)
     hits = []
-    for one in (drafter.bfloat16().float(), loaded):
+    for parameter in drafter.parameters():  # not the rotary frequencies, which are computed
+        parameter.data = parameter.data.bfloat16().float()
+    for one in (drafter, loaded):
         assert one.lm_head is not None
         embed = target.get_input_embeddings()
         hits.append(block_loss(one, blocks, features, embed, one.lm_head.weight, torch.float32))
     assert torch.equal(hits[0][0], hits[1][0])
     assert torch.equal(hits[0][1], hits[1][1])
+
+
+def test_a_drafters_layer_computes_nearly_what_gemmas_does() -> None:
+    """Its norms' offset, those of what it adds, and GELU are in the weights."""
+    target, text = random_gemma(), [*range(1, 40)]
+    like: Any = target.model.layers[2]
+    drafter = first_drafter(target, SHAPE, torch.arange(0, 40, 2), text)
+    sizes = sizes_before_norms(target, [like], text)
+    assert len(sizes) == 2
+    layer: Any = drafter.layers[0]
+    layer.load_state_dict(as_drafter_layer(like, drafter.spec, sizes))
+    rows: dict[str, torch.Tensor] = {}
+    like.mlp.register_forward_hook(lambda _, given, __: rows.update(x=given[0]))
+    like.post_feedforward_layernorm.register_forward_hook(lambda *found: rows.update(y=found[2]))
+    target.model(torch.tensor([text]))
+    ours, theirs = layer.mlp(rows["x"]), rows["y"]
+    assert torch.cosine_similarity(ours, theirs, dim=-1).min() > 0.99
+    assert 0.9 < (ours.square().mean() / theirs.square().mean()).sqrt() < 1.1
+    for name in ("q_norm", "k_norm"):
+        x = torch.randn(3, 8)
+        assert torch.allclose(
+            getattr(layer.self_attn, name)(x), getattr(like.self_attn, name)(x), atol=1e-5
+        )

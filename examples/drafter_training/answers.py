@@ -6,31 +6,31 @@ from pathlib import Path
 from vllm import LLM
 
 from drafter_training.continuations import Pair, write_continuations
-from smollm2.prompts import as_chats
 
 PIECE = 256
-NEW_TOKENS = 256
 TEMPERATURE = 0.7
 """Sampling temperature of all answers to a prompt but the first, which is greedy."""
 
 
-def write_answers(llm: LLM, prompts: list[str], folder: Path, rounds: int = 1) -> None:
-    """Answer prompts in pieces of 256, one file each. Pieces that exist are skipped.
+def write_answers(
+    llm: LLM, prompts: list[list[int]], folder: Path, new_tokens: int, rounds: int = 1
+) -> None:
+    """Answer prompts, given as token ids, in pieces of 256, one file each.
+
+    Pieces that exist are skipped.
 
     The first round is greedy, further rounds have a temperature of 0.7.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer, first = llm.get_tokenizer(), len(prompts)
+    first = len(prompts)
     prompts = prompts * rounds
     for start in range(0, len(prompts), PIECE):
         file = folder / f"{start // PIECE:03}.jsonl"
         if file.exists():
             continue
-        texts = as_chats(tokenizer, prompts[start : start + PIECE])
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         partial = file.with_suffix(".partial")
         temperature = 0.0 if start < first else TEMPERATURE
-        pairs = write_continuations(llm, ids, NEW_TOKENS, temperature)
+        pairs = write_continuations(llm, prompts[start : start + PIECE], new_tokens, temperature)
         partial.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         partial.rename(file)
 
