@@ -106,7 +106,7 @@ class SteppedEngine:
                 self.add(str(number), tokens, most, whole=True, **more)
             for output in self.step():
                 token, regret = running.pop(output.request_id), None
-                if token is not None:  # vLLM always lists the likeliest token, too
+                if token is not None:  # vLLM always lists the most likely token, too
                     first = output.logprobs[0]
                     regret = max(one.logprob for one in first.values()) - first[token].logprob
                 finished[int(output.request_id)] = list(output.token_ids), regret

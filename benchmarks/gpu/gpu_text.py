@@ -100,7 +100,7 @@ def main() -> int:
     add("--concurrency", type=int, nargs="+", default=[1, 8])
     add("--tokens", type=int, default=64)
     add("--planned", action="store_true", help="lengths are planned, as by default")
-    add("--adaptive", action="store_true", help="vLLM verifies only the likeliest drafts")
+    add("--adaptive", action="store_true", help="vLLM verifies only the most likely drafts")
     add("--tree", type=int, default=0, metavar="N", help="drafts are trees of up to N nodes")
     add("--tiny", action="store_true")
     add("file", type=Path)

@@ -232,7 +232,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 def gap_to_best(logits: torch.Tensor, columns: torch.Tensor) -> float:
     """Return how far the chosen logit lies below the row's best, in the worst row.
 
-    Relative to the row's largest absolute logit. 0 if every choice is the likeliest, or tied.
+    Relative to the row's largest absolute logit. 0 if every choice is the most likely, or tied.
 
     Args:
         logits: [K, V].

@@ -74,7 +74,7 @@ class Oracle:
         """Return the tokens that may be drafted at K positions, and their scores, [K, C] each.
 
         For DFlash, these are all tokens and their logits. For DFlash 2 and LiLiCorr, these are the
-        likeliest tokens, scored given the tokens before them, and for LiLiCorr also given the
+        most likely tokens, scored given the tokens before them, and for LiLiCorr also given the
         newest context.
 
         Args:

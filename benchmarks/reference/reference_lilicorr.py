@@ -19,7 +19,7 @@ from torch import nn
 from vllm_dflash.checkpoint.spec import DrafterSpec, LiLiCorr
 
 FEATURES = 5
-"""Features of a candidate: log-probability, probability, log of the ratio to the likeliest one's,
+"""Features of a candidate: log-probability, probability, log of the ratio to the most likely one's,
 rank from 0 to 1, and whether it is the likeliest."""
 
 
@@ -81,7 +81,7 @@ class ReferenceLattice(nn.Module):
         self.anchor_out_head = nn.Linear(width, head.factor_dim)
 
     def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of the likeliest tokens and their log-probabilities, [..., C] each, from logits
+        """Ids of the most likely tokens and their log-probabilities, [..., C] each, from logits
         [..., V]."""
         likeliest = logits.float().log_softmax(-1).topk(self.head.candidate_topk)
         return likeliest.indices, likeliest.values

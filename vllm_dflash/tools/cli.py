@@ -12,7 +12,7 @@ from vllm_dflash.tools.bench.bench_command import add_bench
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, complain, terminable
 from vllm_dflash.tools.demo.demo_command import add_demo
 from vllm_dflash.tools.inspect.inspect_command import add_inspect
-from vllm_dflash.tools.server import EngineDied
+from vllm_dflash.tools.server import EngineDied, as_vllm_spells
 from vllm_dflash.tools.verify.verify_command import add_verify
 
 
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         add_command(commands)
     words = sys.argv[1:] if arguments is None else arguments
     end = words.index("--") if "--" in words else len(words)
-    parsed, unknown = parser.parse_known_args(words[:end])
+    parsed, unknown = parser.parse_known_args([as_vllm_spells(word) for word in words[:end]])
     # Flags of `vllm serve` follow after --, those of `vllm bench serve` may be among bench's own.
     parsed.flags, parsed.client_flags = words[end + 1 :], unknown
     wrong = words[end:] if parsed.command == "inspect" else []

@@ -141,7 +141,7 @@ def _complete(server: Server, request: Request) -> Finished:
     (choice,) = server.ask("/v1/completions", _completion(request))["choices"]
     if request.scored is None:
         return Finished(choice["token_ids"], None)
-    first = choice["logprobs"]["top_logprobs"][0]  # always with the likeliest token, too
+    first = choice["logprobs"]["top_logprobs"][0]  # always with the most likely token, too
     return Finished(choice["token_ids"], max(first.values()) - first[f"token_id:{request.scored}"])
 
 

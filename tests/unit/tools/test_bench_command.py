@@ -42,6 +42,7 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*BREAK_EVEN, "--drafter", "a"], "--drafter would have no effect with --break-even"),
         ([*BREAK_EVEN, "--beside", "ngram", "--ignore-eos"], "--beside, --ignore-eos would have"),
         ([*BREAK_EVEN, "--native-k"], "--native-k would have no effect"),
+        ([*TARGET, "stray", "--break-even"], "stray would have no effect"),
         ([*BREAK_EVEN, "--temperature", "0"], "--temperature would have no effect"),
         ([*BREAK_EVEN, "--dataset-name", "custom"], "--dataset-name would have no effect"),
         ([*BREAK_EVEN, "--concurrency", "65"], "raise --max-num-seqs"),
@@ -61,17 +62,29 @@ def test_refused_with_the_remedy(
     assert not comparisons
 
 
-@pytest.mark.parametrize("arguments", [NOT_WIDENED, BREAK_EVEN])
+@pytest.mark.parametrize(
+    ("arguments", "missing"), [(NOT_WIDENED, "pandas, matplotlib"), (BREAK_EVEN, "pandas")]
+)
 def test_a_missing_library_is_named_first(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
+    missing: str,
 ) -> None:
     monkeypatch.setattr(bench_command, "find_spec", lambda name: None)
     assert bench(tmp_path, *arguments) == COULD_NOT_RUN
     said = capsys.readouterr().err
-    assert "pandas, matplotlib missing: pip install 'vllm-dflash[bench]'" in said
+    assert f": {missing} missing: pip install 'vllm-dflash[bench]'" in said
+
+
+def test_a_wrong_flag_is_refused_before_anything_is_prepared(
+    tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench(tmp_path, *TARGET, "--drafter", "nowhere", "--wrong", "1")
+    assert "vllm bench serve: error: unrecognized arguments: --wrong 1" in capsys.readouterr().err
+    assert not comparisons
 
 
 def test_an_interrupted_bench_says_what_it_has(
@@ -89,7 +102,7 @@ def test_an_interrupted_bench_says_what_it_has(
     assert bench(tmp_path, *NOT_WIDENED, "--native-k", "3") == INTERRUPTED
     printed = capsys.readouterr().out
     assert "held_out: tokens/s, median of rounds" in printed
-    assert "(plain at 1, native K=3 at 1, ours at 1), so some waited" in printed
+    assert "(plain at 1, native K=3 at 1, ours at 1), so some may have waited" in printed
     assert "1 of 5 rounds are complete." in printed
     assert "Written" not in printed
 
@@ -120,7 +133,7 @@ def test_prompts_reach_vllm_as_they_are(tmp_path: Path, comparisons: list[Compar
     files[0].write_text("def f():\n\nimport os\n")
     files[1].write_text(json.dumps({"prompt": "Hi\nthere"}))
     asked = ["--prompts", *map(str, files), "--temperature", "0", "0.7", "--concurrency", "2"]
-    assert bench(tmp_path, *NOT_WIDENED, *asked, "--ignore-eos", "--output-len", "5") == 0
+    assert bench(tmp_path, *NOT_WIDENED, *asked, "--ignore-eos", "--output_len", "5") == 0
     cells = comparisons[0].cells
     loads = ["code", "code, temperature 0.7", "chat", "chat, temperature 0.7"]
     assert [cell.load for cell in cells] == loads

@@ -81,7 +81,14 @@ def test_waits_and_drafts_are_those_of_vllms_result() -> None:
 
 @pytest.mark.parametrize(
     ("cache_tokens", "preemptions", "count", "holds"),
-    [(240, 0, 2, True), (239, 0, 2, False), (240, 0, 3, False), (240, 1, 2, False)],
+    [
+        (240, 0, 2, True),
+        (239, 0, 2, False),
+        (240, 0, 3, False),
+        (240, 1, 2, False),
+        (600, 0, 9, True),
+        (599, 0, 9, False),
+    ],
 )
 def test_whether_the_cache_held_all_requests(
     cache_tokens: int, preemptions: int, count: int, holds: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from vllm_dflash.tools.bench import bench_runs
 from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
 from vllm_dflash.tools.bench.break_even import check_steps, verifying_side
 from vllm_dflash.tools.bench.rejected_drafts import DRAFTED, RejectedDrafts
-from vllm_dflash.tools.bench.sides import PLAIN, Side
+from vllm_dflash.tools.bench.sides import CACHE_SIZE, PLAIN, Side
 
 TARGET = str(DEMO / "target")
 
@@ -134,6 +135,25 @@ def test_defaults(
     assert "--no-enable-prefix-caching" not in flags  # prompts of every round are read once
     assert comparison.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert [cell.concurrency for cell in comparison.cells] == [1, 4, 16]
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="on a GPU, memory is shared out")
+@pytest.mark.parametrize(
+    ("space", "given", "expected"), [("1", [], 2 << 30), ("5", [], 5 << 30), ("5", ["9"], 9)]
+)
+def test_on_cpus_the_cache_has_room_for_the_defaults(
+    tmp_path: Path,
+    comparisons: list[Comparison],
+    monkeypatch: pytest.MonkeyPatch,
+    space: str,
+    given: list[str],
+    expected: int,
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+    asked = ["--", CACHE_SIZE, *given] if given else []
+    assert bench(tmp_path, "--break-even", *asked) == 0
+    flags = comparisons[0].flags
+    assert [two for one, two in pairwise(flags) if one == CACHE_SIZE] == [str(expected)]
 
 
 def test_gpus_have_vllms_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,13 +157,16 @@ def settle(parsed: argparse.Namespace) -> None:
     flags = client | {f"--{name.replace('_', '-')}" for name in given}
     defaults, name = QUICK if parsed.quick else FULL, parsed.dataset_name
     if parsed.break_even is not None:
-        case, defaults, wrong = "with --break-even", OF_STEPS, client | NOT_OF_STEPS
+        case, defaults = "with --break-even", OF_STEPS
+        wrong = NOT_OF_STEPS | {*parsed.client_flags}
+        flags |= {*parsed.client_flags}
     elif name is not None:
         case, defaults, wrong = f"with --dataset-name {name}", OF_DATASETS, set(NOT_OF_DATASETS)
         wrong |= {flag for flag, sets in OF_SETS.items() if name not in sets}
     else:
-        case = "without --break-even or --dataset-name"
-        wrong = {"--context", "--dataset-path", *OF_SETS}
+        case, wrong = "without --dataset-name", {"--dataset-path", *OF_SETS}
+        if not wrong & flags:
+            case, wrong = "without --break-even", {"--context"}
     if not wrong & flags and {"--rounds", "--concurrency"} < flags:
         case, wrong = "beside --rounds and --concurrency", {"--quick"}
     if wrong := wrong & flags:
@@ -176,7 +179,8 @@ def settle(parsed: argparse.Namespace) -> None:
 def run_bench(parsed: argparse.Namespace) -> int:
     """Measure and print tables. Returns the exit code; `cli.main` reports what this raises."""
     settle(parsed)
-    if missing := [name for name in ("pandas", "matplotlib") if find_spec(name) is None]:
+    wanted = ["pandas", *(["matplotlib"] if parsed.break_even is None else [])]
+    if missing := [name for name in wanted if find_spec(name) is None]:
         raise ValueError(f"{', '.join(missing)} missing: pip install 'vllm-dflash[bench]'")
     from vllm_dflash.tools.bench.bench_setup import compare_sides
     from vllm_dflash.tools.bench.break_even import compare_steps
@@ -189,6 +193,8 @@ def run_and_report(comparison: Comparison) -> int:
     """Run a comparison, print its tables and draw its plot, also if it is interrupted. Returns the
     exit code."""
     record, out, files = comparison.record, comparison.out, ["result.json"]
+    if (out / "result.png").is_file():  # an earlier run's
+        (out / "result.png").unlink()
     try:
         comparison.run()
     finally:
@@ -200,7 +206,7 @@ def run_and_report(comparison: Comparison) -> int:
 
 
 def _plot(results: Results, out: Path) -> list[str]:
-    """Draw ours beside plain decoding, if both were measured. Returns the file's name."""
+    """Draw ours beside plain decoding, if both were measured. Returns names of files."""
     if not {OURS, PLAIN} <= {side.name for side in results.sides}:
         return []
     from vllm_dflash.tools.bench.plot import plot_panels

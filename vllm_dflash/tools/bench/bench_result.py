@@ -27,10 +27,10 @@ SEEN = {
     "tokens a verify step": "spec_decode_acceptance_length",
 }
 """Columns of what clients saw, and their names in vLLM's results."""
-DOES_NOT_FIT = (
-    "The KV cache did not hold all requests in flight ({}), so some waited. Lower --concurrency or"
-    " raise VLLM_CPU_KVCACHE_SPACE (on CPUs), --gpu-memory-utilization or, after --,"
-    " --kv-cache-memory-bytes."
+SOME_WAITED = (
+    "The KV cache did not hold all requests in flight ({}), so some may have waited. Lower"
+    " --concurrency or raise VLLM_CPU_KVCACHE_SPACE (on CPUs), --gpu-memory-utilization or, after"
+    " --, --kv-cache-memory-bytes."
 )
 Rounds = npt.NDArray[np.float64]
 """One value per round. Rounds of two sides are paired: divide them before taking the median."""
@@ -154,7 +154,7 @@ class Record:
             if not holds_all(one["result"], one["setting"])
         ]
         return [
-            *([DOES_NOT_FIT.format(", ".join(dict.fromkeys(full)))] if full else []),
+            *([SOME_WAITED.format(", ".join(dict.fromkeys(full)))] if full else []),
             f"{about['pair']}; {versions}",
             f"{about['cpu']}, {about['cores']} cores; preloaded: {preloaded}",
             f"{self.rounds_complete} of {self.rounds} rounds are complete.",
@@ -176,7 +176,8 @@ class Record:
 
 
 def holds_all(result: dict[str, Any], count: int) -> bool:
-    """Whether the KV cache held this many requests of a result's mean length."""
+    """Whether the KV cache held this many of a result's requests, by their mean length."""
     tokens = result.get("total_input_tokens", 0) + result.get("total_output_tokens", 0)
-    mean = tokens / max(1, result.get("completed", 1))
-    return not result.get("preemptions") and count * mean <= result.get("cache_tokens", math.inf)
+    completed = max(1, result.get("completed", 1))
+    needed = min(count, completed) * tokens / completed
+    return not result.get("preemptions") and needed <= result.get("cache_tokens", math.inf)

@@ -20,7 +20,7 @@ from vllm_dflash.tools.bench.bench_result import Record
 from vllm_dflash.tools.bench.sides import OURS, Side
 from vllm_dflash.tools.completions import read_metrics
 from vllm_dflash.tools.progress import Progress
-from vllm_dflash.tools.server import HOST, Server
+from vllm_dflash.tools.server import HOST, Server, flag_names
 
 TOKEN_TIME = "vllm:request_time_per_output_token_seconds"
 METRICS = (f"{TOKEN_TIME}_sum", f"{TOKEN_TIME}_count", "vllm:num_preemptions_total")
@@ -50,7 +50,7 @@ def read_early(cell: Cell) -> None:
     from vllm.benchmarks.datasets import get_samples
     from vllm.tokenizers import get_tokenizer
 
-    parsed = _parse(cell.flags)
+    parsed = parse_client_flags(cell.flags)
     tokenizer = get_tokenizer(
         parsed.tokenizer or parsed.model,
         tokenizer_mode=parsed.tokenizer_mode,
@@ -76,7 +76,7 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     flags = [*cell.flags, "--max-concurrency", str(cell.concurrency)]
-    flags += [] if "--seed" in flags else ["--seed", str(seed)]
+    flags += [] if "--seed" in flag_names(flags) else ["--seed", str(seed)]
     flags += ["--backend", "openai", "--base-url", server.url, "--disable-tqdm"]
     flags += ["--save-result", "--save-detailed"]
     flags += ["--result-dir", str(file.parent), "--result-filename", file.name]
@@ -88,7 +88,7 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
         from vllm.benchmarks.serve import main_async
 
         try:
-            result: dict[str, Any] = asyncio.run(main_async(_parse(flags)))
+            result: dict[str, Any] = asyncio.run(main_async(parse_client_flags(flags)))
         except Exception:
             server.ask("/v1/models")  # raises if it is dead
             raise
@@ -102,7 +102,8 @@ def measure(server: Server, cell: Cell, seed: int, file: Path) -> dict[str, Any]
     return result | counted | ({"step_seconds": seconds / count} if count else {})
 
 
-def _parse(flags: Sequence[str]) -> argparse.Namespace:
+def parse_client_flags(flags: Sequence[str]) -> argparse.Namespace:
+    """Parse flags as `vllm bench serve` does, which ends the process if one is wrong."""
     from vllm.benchmarks.serve import add_cli_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -192,8 +193,9 @@ class Comparison:
                                 self.out / "logs", self.target, self.flags, self.environment
                             )
                             servers[side.name] = stack.enter_context(one)
-                        for side in crowd:
+                        for number, side in enumerate(crowd, len(servers) - len(crowd) + 1):
                             servers[side.name].wait()
+                            tell(number, f"{side.name} is up")
                         took = time.monotonic() - began
                         self.progress.say(f"up after {took:.0f} s: {names}")
                 yield servers

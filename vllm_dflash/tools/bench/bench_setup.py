@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm_dflash.checkpoint.read import read_drafter
 from vllm_dflash.tools.bench.bench_pair import given_pair, widened_demo
 from vllm_dflash.tools.bench.bench_result import Record
-from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, read_early
+from vllm_dflash.tools.bench.bench_runs import Cell, Comparison, parse_client_flags, read_early
 from vllm_dflash.tools.bench.sides import CACHE_SIZE, Side, make_sides
 from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.demo_files import demo_folder
@@ -38,6 +38,7 @@ def compare_sides(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         ValueError: the arguments do not fit each other, or prompts or models cannot be read.
     """
     check_concurrency(parsed)
+    parse_client_flags(parsed.client_flags)  # a wrong one ends the process here
     given = given_pair(parsed.target, parsed.drafter)
     sources = {parsed.dataset_name: ["--dataset-name", str(parsed.dataset_name)]}
     if parsed.dataset_name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,10 @@ from vllm_dflash.tools.bench.bench_result import CONCURRENCY, Results, Rounds, s
 from vllm_dflash.tools.bench.bench_runs import Cell, Comparison
 from vllm_dflash.tools.bench.bench_setup import build, check_concurrency, client_flags, distinct
 from vllm_dflash.tools.bench.rejected_drafts import RejectedDrafts
-from vllm_dflash.tools.bench.sides import NO_PLUGIN, PLAIN, Side
+from vllm_dflash.tools.bench.sides import CACHE_SIZE, NO_PLUGIN, PLAIN, Side
 from vllm_dflash.tools.demo_files import demo_folder
 from vllm_dflash.tools.progress import Progress
+from vllm_dflash.tools.server import flag_names
 from vllm_dflash.tools.tables import Table
 
 DRAFT_LENGTHS = [3, 7, 15]
@@ -24,7 +26,9 @@ DRAFT_LENGTHS = [3, 7, 15]
 STEP = "step_seconds"
 LEAST_DRAFTED = 0.9
 """Share of steps that must have verified drafts; vLLM's counters may miss the last ones."""
-DOES_NOT_FIT = (
+LEAST_CACHE = 2 << 30
+"""Least bytes of a server's KV cache on CPUs. Each keeps the requests of all measurements."""
+PROMPTS_DROPPED = (
     "the KV cache holds {room:,} tokens, and the requests of all measurements have {kept:,}: then"
     " they do not stay in it, or wait for each other. Lower --concurrency, --context or"
     " --output-len, or raise VLLM_CPU_KVCACHE_SPACE (on CPUs) or --kv-cache-memory-bytes."
@@ -72,6 +76,9 @@ def compare_steps(parsed: argparse.Namespace, progress: Progress) -> Comparison:
     if current_platform.is_cpu():
         # Where there is Triton, plain decoding would get V2, which has no custom proposers.
         comparison.environment = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        if CACHE_SIZE not in flag_names(parsed.flags):
+            asked = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", 0)) * (1 << 30)
+            comparison.flags += [CACHE_SIZE, str(max(LEAST_CACHE, int(asked)))]
     counts = distinct(parsed.concurrency)
     kept = sum(counts) * sum(one + parsed.output_len for one in distinct(parsed.context))
     comparison.check = partial(check_steps, kept=kept)
@@ -104,7 +111,7 @@ def check_steps(side: Side, result: dict[str, Any], kept: int) -> None:
         ValueError: it is otherwise, so the times would say nothing.
     """
     if result["preemptions"] or kept > result["cache_tokens"]:
-        raise ValueError(DOES_NOT_FIT.format(kept=kept, room=result["cache_tokens"]))
+        raise ValueError(PROMPTS_DROPPED.format(kept=kept, room=result["cache_tokens"]))
     k, steps = side.draft_tokens or 0, result["total_output_tokens"] - result["completed"]
     names = "num_drafts", "draft_tokens", "accepted_tokens"
     drafts, verified, accepted = (result.get(f"spec_decode_{name}", 0) for name in names)

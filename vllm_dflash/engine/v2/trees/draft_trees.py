@@ -4,7 +4,7 @@
     attend    let rows see the context and their ancestors                    (tree_attention.py)
     walk      accept the nodes that match the tokens drawn after each row     (tree_walk.py)
     settle    move K/V and features of accepted nodes to consecutive rows     (tree_move.py)
-    grow      make the next trees from the drafter's most likely candidates     (tree_growth.py)
+    grow      make the next trees from the drafter's most likely candidates   (tree_growth.py)
 
 The host never waits for the device, and decides only how many drafts are verified. Requests that
 need chains get them, in the same batch as others' trees.
