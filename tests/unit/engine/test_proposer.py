@@ -45,16 +45,16 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_hazard_6_batched_drafting_equals_drafting_each_request_alone(
     tmp_path: Path, kind: str
 ) -> None:
-    """Some have verified drafts in the same step. One is in its prompt, one is at its end, and rows
-    are not in the order of their slots."""
+    """Some have verified drafts in the same step. One is in its prompt, one is at its end, one has
+    room for a short block, and rows are not in the order of their slots."""
     pair = make_pair(tmp_path, **KINDS[kind])
-    lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 1: 7}
+    lengths = {5: 1, 2: 33, 0: 20, 7: 64, 3: 254, 6: 251, 1: 7}
     rows = [Row(slot, features(count, slot), bonus=20 + slot) for slot, count in lengths.items()]
     rows[1].num_rejected, rows[3].num_rejected, rows[2].in_prompt = 3, 7, True
     harness, alone = DrafterHarness(pair), DrafterHarness(pair)
     together = harness.step(rows)
-    assert (together[2], together[4]) == ([], [])
-    for number in (0, 1, 3, 5):
+    assert [len(drafts) for drafts in together] == [7, 7, 0, 7, 0, 3, 7]
+    for number in (0, 1, 3, 5, 6):
         assert DrafterHarness(pair).step([rows[number]]) == [together[number]]
     alone.step([rows[2]])
     rest_of_its_prompt = [Row(0, features(4, 9))]
