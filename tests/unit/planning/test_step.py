@@ -7,7 +7,7 @@ from support.fake_time import FakeTime
 from vllm_dflash.engine import step_clock
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.planning import step as step_module
-from vllm_dflash.planning.step import Outcomes, StepRecord
+from vllm_dflash.planning.step import COUNTS, Outcomes, StepRecord
 
 
 @pytest.fixture
@@ -116,3 +116,9 @@ def test_fields_of_outcomes_are_arrays_by_themselves() -> None:
         assert outcomes.source.tolist() == rows[:, 0].tolist()
         assert outcomes.tokens_if_truncated.tolist() == rows[:, 8:10].tolist()
         assert outcomes.confidence.tolist() == rows[:, 10:].tolist()
+
+
+def test_drafts_that_were_not_finite_have_no_confidence() -> None:
+    """The device marks them with -1."""
+    table = np.concatenate([np.ones((1, COUNTS)), [[0.5, -1.0, -1.0]]], axis=1)
+    assert Outcomes.from_table(table).confidence.tolist() == [[0.5, 0.0, 0.0]]
