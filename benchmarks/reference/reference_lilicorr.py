@@ -20,7 +20,7 @@ from vllm_dflash.checkpoint.spec import DrafterSpec, LiLiCorr
 
 FEATURES = 5
 """Features of a candidate: log-probability, probability, log of the ratio to the most likely one's,
-rank from 0 to 1, and whether it is the likeliest."""
+rank from 0 to 1, and whether it is that one."""
 
 
 class ReferenceMLP(nn.Module):

@@ -100,7 +100,7 @@ def test_output_is_identical_to_plain_decoding(
 
 @pytest.mark.skipif(USES_V2, reason="there seeded texts are plain decoding's")
 def test_a_seed_repeats_its_text() -> None:
-    """With fixed lengths, beside the same requests."""
+    """Lengths are fixed, and the other requests are the same."""
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=NEW_TOKENS, top_k=500)
     with engine(speculative_config=dict(FIXED), max_num_seqs=8, enable_prefix_caching=False) as llm:
         first = token_ids(llm, PROMPTS[:18], params)

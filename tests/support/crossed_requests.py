@@ -127,7 +127,7 @@ class Answer:
     texts: dict[int, tuple[list[int], str, Any]] = field(default_factory=dict)
     """Tokens, text and why it ended, of each sequence."""
     logprobs: dict[int, Rows] = field(default_factory=dict)
-    """Of each sequence; those of the prompt at -1."""
+    """Log-probabilities of each sequence, and at -1 those of the prompt."""
     prompt_scores: list[list[float]] = field(default_factory=list)
 
 

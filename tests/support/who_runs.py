@@ -27,7 +27,7 @@ class Cell:
     """One engine: a drafter, a target, and settings."""
 
     runs: str
-    """Whose it is."""
+    """DFlash that must run it: `OURS` or `VLLMS`."""
     words: str = ""
     """Words of the line that says why it is vLLM's."""
     speculative: Settings = field(default_factory=dict)
