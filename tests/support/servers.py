@@ -99,6 +99,9 @@ def running(
         wait_until(is_ready, f"a server; its log: {log}", SECONDS_TO_START)
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         yield Server(url, log, client, process)
+    except BaseException:
+        print(f"The end of {log}:\n{log.read_text()[-8000:]}")  # pytest shows it
+        raise
     finally:
         engines = []
         if process.poll() is None:
