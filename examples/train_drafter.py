@@ -33,8 +33,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # where the refe
 from drafter_training.acceptance import measure
 from drafter_training.answers import read_answers, write_answers
 from drafter_training.first_drafter import (
+    begin_as_target,
     drafter_config,
-    first_drafter,
+    drafter_of_shape,
     frequent_tokens,
     write_drafter,
 )
@@ -86,32 +87,40 @@ class Training:
     """The files of a pair's training, and what is made from them."""
 
     def __init__(self, pair: PackagedPair) -> None:
-        """Raise SystemExit if there are no answers yet."""
         self.pair, self.shape = pair, pair.shape
         self.answers, self.folder = pair.root / "answers", pair.root / "training"
         self.state, self.log = self.folder / "state.pt", self.folder / "growth.jsonl"
+        self.vocabulary = self.folder / "vocabulary.pt"
         self.pairs = read_answers(self.answers / "training")
-        if not self.pairs:
-            raise SystemExit("There is nothing to learn from yet: run this with `answers` first.")
-        self.folder.mkdir(exist_ok=True)
+        """Prompts and answers, as tokens."""
 
-    def begin(self) -> tuple[PreTrainedModel, ReferenceDrafter]:
-        """Return the target, and its drafter before any training."""
+    def target_and_drafter(self) -> tuple[PreTrainedModel, ReferenceDrafter]:
+        """Return the target, and a drafter of the shape that is trained, with random weights."""
         model = AutoModelForCausalLM.from_pretrained(self.pair.target, dtype=torch.float32)
         target = model.eval().requires_grad_(False)
-        file = self.folder / "vocabulary.pt"
-        if not file.exists():
+        return target, drafter_of_shape(target, self.shape, torch.load(self.vocabulary))
+
+    def choose_vocabulary(self) -> None:
+        """Write which tokens can be drafted, unless an earlier run has."""
+        if not self.vocabulary.exists():
             tokenizer = AutoTokenizer.from_pretrained(self.pair.target)
             texts = [written for _, written in self.pairs]
             texts += tokenizer(write_prompts().training)["input_ids"]
-            torch.save(frequent_tokens(texts, self.shape.vocabulary), file)
-        prompt, written = max(self.pairs, key=lambda one: len(one[1]))
-        return target, first_drafter(target, self.shape, torch.load(file), prompt + written)
+            torch.save(frequent_tokens(texts, self.shape.vocabulary), self.vocabulary)
 
     def go_on(self, device: str) -> tuple[PreTrainedModel, Trainer]:
-        """Return the target, and its drafter's training with the saved state, if there is one."""
+        """Return the target, and its drafter's training with the saved state, if there is one.
+
+        Raises SystemExit if there are no answers yet.
+        """
+        if not self.pairs:
+            raise SystemExit("There is nothing to learn from yet: run this with `answers` first.")
+        self.folder.mkdir(exist_ok=True)
+        self.choose_vocabulary()
         on_gpu = device != "cpu"
-        target, drafter = self.begin()
+        target, drafter = self.target_and_drafter()
+        prompt, written = max(self.pairs, key=lambda one: len(one[1]))
+        begin_as_target(drafter, target, self.shape, prompt + written)
         drafter.to(device)
         embed = copy.deepcopy(target.get_input_embeddings()).to(device)
         assert drafter.lm_head is not None
@@ -193,9 +202,11 @@ def train(pair: PackagedPair, hours: float, minutes: float, device: str) -> None
 
 
 def export(pair: PackagedPair, out: Path) -> None:
-    """Write the drafter in its current state."""
+    """Write the drafter in its current state. Raises SystemExit if it was never trained."""
     training = Training(pair)
-    target, drafter = training.begin()
+    if not training.state.exists():
+        raise SystemExit("There is nothing to export yet: run this with `train` first.")
+    target, drafter = training.target_and_drafter()
     state = torch.load(training.state, map_location="cpu", weights_only=False)
     drafter.load_state_dict(state["average"], strict=False)
     write_drafter(drafter, drafter_config(target, pair.shape), out)

@@ -62,21 +62,30 @@ def frequent_tokens(texts: list[list[int]], count: int) -> torch.Tensor:
     return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
 
 
-def first_drafter(
-    target: PreTrainedModel, shape: DrafterShape, tokens: torch.Tensor, text: list[int]
+def drafter_of_shape(
+    target: PreTrainedModel, shape: DrafterShape, tokens: torch.Tensor
 ) -> ReferenceDrafter:
-    """Build a drafter that starts as some of the target's layers, over the output of the last tap.
+    """Build a drafter with random weights, and a head of the target's rows, which is not trained.
 
-    `tokens`: the tokens that it can draft, [V'], ascending. Its head has the target's rows, which
-    are not trained. `text`: any, to see the size of the target's activations in.
+    `tokens`: the tokens that it can draft, [V'], ascending.
     """
     torch.manual_seed(0)
     drafter = ReferenceDrafter(parse_config("drafter", drafter_config(target, shape)))
     drafter.d2t = tokens - torch.arange(len(tokens))
-    hidden = target.config.hidden_size
     head = target.get_output_embeddings().weight
-    drafter.lm_head = nn.Linear(hidden, len(tokens), bias=False)
+    drafter.lm_head = nn.Linear(target.config.hidden_size, len(tokens), bias=False)
     drafter.lm_head.weight = nn.Parameter(head[tokens].clone(), False)
+    return drafter
+
+
+def begin_as_target(
+    drafter: ReferenceDrafter, target: PreTrainedModel, shape: DrafterShape, text: list[int]
+) -> None:
+    """Set a drafter's weights to some of the target's layers, over the output of the last tap.
+
+    `text`: any, to see the size of the target's activations in.
+    """
+    hidden = target.config.hidden_size
     layers = [target.model.layers[number] for number in shape.like]
     sizes = sizes_before_norms(target, layers, text)
     with torch.no_grad():
@@ -85,7 +94,6 @@ def first_drafter(
         drafter.norm.weight.copy_(factor_of(target.model.norm))
         for layer, like in zip(drafter.layers, layers, strict=True):
             layer.load_state_dict(as_drafter_layer(like, drafter.spec, sizes))
-    return drafter
 
 
 def write_drafter(drafter: ReferenceDrafter, config: dict[str, Any], out: Path) -> None:

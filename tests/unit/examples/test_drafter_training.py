@@ -17,7 +17,12 @@ from transformers import (
 
 from drafter_training.acceptance import measure
 from drafter_training.blocks import cut_blocks
-from drafter_training.first_drafter import drafter_config, first_drafter, write_drafter
+from drafter_training.first_drafter import (
+    begin_as_target,
+    drafter_config,
+    drafter_of_shape,
+    write_drafter,
+)
 from drafter_training.losses import block_loss
 from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
@@ -67,8 +72,14 @@ def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
 
 
+def first_drafter(target: PreTrainedModel, text: list[int]) -> ReferenceDrafter:
+    drafter = drafter_of_shape(target, SHAPE, torch.arange(0, 40, 2))
+    begin_as_target(drafter, target, SHAPE, text)
+    return drafter
+
+
 def make_trainer(target: PreTrainedModel) -> Trainer:
-    drafter = first_drafter(target, SHAPE, torch.arange(0, 40, 2), [*range(1, 40)])
+    drafter = first_drafter(target, [*range(1, 40)])
     assert drafter.lm_head is not None
     return Trainer(
         drafter,
@@ -126,7 +137,7 @@ def test_a_drafters_layer_computes_nearly_what_gemmas_does() -> None:
     """Its norms' offset, those of what it adds, and GELU are in the weights."""
     target, text = random_gemma(), [*range(1, 40)]
     like: Any = target.model.layers[2]
-    drafter = first_drafter(target, SHAPE, torch.arange(0, 40, 2), text)
+    drafter = first_drafter(target, text)
     sizes = sizes_before_norms(target, [like], text)
     assert len(sizes) == 2
     layer: Any = drafter.layers[0]
