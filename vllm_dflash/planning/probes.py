@@ -57,8 +57,9 @@ class Probes:
 
 
 def to_probe(batch: Batch, best: Plan, last_step: Ints) -> Ints:
-    """Return which of R requests to draft in a probe: those that the plan does not draft and that
-    were never measured, or longest ago; `last_step`: when that was, [R]."""
-    idle = np.flatnonzero((batch.max_drafts > 0) & ~best.drafted)
+    """Return which of R requests to draft in a probe: those whose drafts the plan does not verify,
+    and of these the ones whose drafts were never verified, or longest ago; `last_step`: when that
+    was, [R]."""
+    idle = np.flatnonzero((batch.max_drafts > 0) & ~(best.drafted & (best.lengths > 0)))
     longest_ago = np.argsort(last_step[idle], kind="stable")
     return idle[longest_ago[: 1 + batch.size // PROBE_SHARE]]
