@@ -134,9 +134,9 @@ def test_each_request_has_its_own_number_of_drafts(monkeypatch: pytest.MonkeyPat
     """Five requests, in the step's own order. An inner one gets none, one is in its prompt, one is
     at its limit, and one was just admitted."""
     scheduler = bare(monkeypatch)
-    requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
+    requests = {name: request(number, draft_slots=5) for number, name in enumerate("abwn", 100)}
     requests["p"] = request(200)  # in its prompt: vLLM gives it no placeholders
-    requests["e"] = request(MAX_LEN - 4, places=5)
+    requests["e"] = request(MAX_LEN - 4, draft_slots=5)
     scheduler.requests = requests
     asked = plan_always(monkeypatch, 1, 3, 0, 5, 4)
     scheduled, _ = step(dict.fromkeys("enbpa", 0), {}, {"e": 1, "n": 1, "b": 6, "p": 30, "a": 2})

@@ -139,7 +139,7 @@ def test_what_became_of_trees_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
     scheduled, output = step({"a": 15, "b": 15}, {"b": 3, "a": 5})
     table = np.zeros((2, 8 + 3 + 7))
     table[:, 0], table[:, 1] = BLOCK, 15
-    table[:, 6], table[:, 7] = [4, 5], [1, 3]  # of the likeliest chains
+    table[:, 6], table[:, 7] = [4, 5], [1, 3]  # of the most likely chains
     table[1, 8:11] = 4, 5, 5  # the other request had no tree
     OUTCOMES.attach(output, table)
     scheduler.update_from_output(scheduled, output)

@@ -61,9 +61,9 @@ def test_chains_where_there_are_no_trees() -> None:
     assert not world.trees.sizes[world.of_request].any()
 
 
-def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
+def test_the_most_likely_chain_of_a_tree_is_graded_as_a_chain() -> None:
     """One request had a tree with a chain of three, of which two were accepted. The other had a
-    chain, in more places than a block has drafts."""
+    chain, in more draft slots than a block has drafts."""
     slots = DraftSlots(2, 4, CPU)
     slots.records[:, 0] = BLOCK
     confidence = slots.records[:, NUM_RECORD_FIELDS : NUM_RECORD_FIELDS + 4]

@@ -1,4 +1,4 @@
-"""When a step goes against the plan, for whom, and at what price."""
+"""When a step goes against the plan, for whom, and at what cost."""
 
 from __future__ import annotations
 
