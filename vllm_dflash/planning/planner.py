@@ -9,8 +9,8 @@ weighs what drafts are expected to bring (`acceptance.py`) against what the step
     V2    whether all get a block or none, and how many drafts of each are verified. The device
           takes block or text
 
-What is not done is not measured. So now and then a step goes against the plan: it drafts those who
-were never measured, or longest ago, or it drafts no request (`Probes`).
+What is not done is not measured. So now and then a step goes against the plan: it verifies drafts of
+requests whose drafts never were, or longest ago, or it drafts no request (`Probes`).
 
 All of this sees the drafter's distribution and what became of earlier drafts, never a token that
 was sampled for the draft's position. So the output distribution is that of verifying any drafts
@@ -77,9 +77,11 @@ class Planner(DraftLearner):
             most_free: V1: most drafts that a text predicts (F). On V2 it is K.
         """
         self.picks_requests = costs is not None
-        """On V1 some requests get a block, on V2 all or none."""
+        """Whether some requests can get a block and others none (V1); on V2 all or none do."""
         super().__init__(max_draft, max_requests, most_free if self.picks_requests else max_draft)
         self.probes, self.checks = Probes(), Probes(share=LEAST_SHARE)
+        self.beside = Probes(share=LEAST_SHARE)
+        """V2: probes in steps that run a block anyway."""
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
         self.is_started = False
@@ -201,23 +203,25 @@ class Planner(DraftLearner):
     ) -> Plan | None:
         """Return a plan that also verifies drafts that do not seem to pay, if it is time."""
         chosen = to_probe(batch, best, self.blocks.last_step[rows])
+        is_beside = best.runs_block and not self.picks_requests
+        if best.runs_block and (is_beside or not len(chosen)):  # blocks show what they are worth
+            self.probes.restart()
         if not len(chosen):
-            if best.runs_block:  # all are drafted, and none is left out
-                self.probes.restart()
             return None
         probe = self._probe_of(batch, best, chosen)
         lost = seconds_of(self.costs, batch, probe) - seconds_of(self.costs, batch, best)
         lost = max(lost, least_lost)  # some rows alone would be due in every plan
         is_new = self.picks_requests and not self.blocks.num_observed[rows[chosen]].all()
-        promise = 0.0
-        if is_new or self.probes.share > LEAST_SHARE:  # else it would change nothing
+        promise, probes = 0.0, self.beside if is_beside else self.probes
+        if is_new or probes.share > LEAST_SHARE:  # else it would change nothing
             promise = max(perfect_rate(self.costs, batch) / best.rate - 1.0, 0.0)
-        is_due = self.probes.are_due(passed, lost, is_new=is_new, promise=promise)
+        is_due = probes.are_due(passed, lost, is_new=is_new, promise=promise)
         return probe if is_due else None
 
     def _probe_of(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
         """Return the plan with a block for the chosen requests too, of which some drafts are
-        verified. On V2 all get a block; and if different lengths take longer, all verify some."""
+        verified. On V2 all get a block; and if none would run and different lengths take longer,
+        all verify some."""
         length, drafted, lengths = PROBE_LENGTH, best.drafted.copy(), best.lengths.copy()
         drafted[chosen if self.picks_requests else slice(None)] = True
         if self._ragged_seconds and not best.runs_block:

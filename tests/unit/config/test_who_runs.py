@@ -22,7 +22,7 @@ from support.pairs import Pair
 from support.who_runs import (
     OURS,
     VLLMS,
-    Engine,
+    EngineCell,
     Settings,
     ends,
     engine,
@@ -39,63 +39,63 @@ LORA: Settings = {"enable_lora": True, "max_num_batched_tokens": 64, "max_num_se
 NO_TAPS: Settings = {"use_aux_hidden_state": False}
 MUSE, LAGUNA = "DFlashMuseGlimmerAssistantModel", "DFlashLagunaForCausalLM"
 DRAFTERS = [
-    Engine(OURS, speculative={"num_speculative_tokens": 7}, drafter={"block_size": None}),
-    Engine(OURS, drafter={"vocab_size": 310}),  # the target has 320, which may be padding
-    Engine(OURS, drafter={"max_position_embeddings": 64}),
-    Engine(VLLMS, "use_aux_hidden_state false", drafter={"dflash_config": NO_TAPS}),
-    Engine(VLLMS, "use_aux_hidden_state false", drafter=NO_TAPS),
+    EngineCell(OURS, speculative={"num_speculative_tokens": 7}, drafter={"block_size": None}),
+    EngineCell(OURS, drafter={"vocab_size": 310}),  # the target has 320, which may be padding
+    EngineCell(OURS, drafter={"max_position_embeddings": 64}),
+    EngineCell(VLLMS, "use_aux_hidden_state false", drafter={"dflash_config": NO_TAPS}),
+    EngineCell(VLLMS, "use_aux_hidden_state false", drafter=NO_TAPS),
     *(
-        Engine(VLLMS, f"{name}, which vLLM's own code runs", drafter={"architectures": [written]})
+        EngineCell(VLLMS, f"{name}, which vLLM's own code runs", drafter={"architectures": [written]})
         for name in (MUSE, LAGUNA)
         for written in (name, name.removeprefix("DFlash"))
     ),
-    Engine(VLLMS, 'write "method": "dspark"', drafter={"speculators_model_type": "dspark"}),
+    EngineCell(VLLMS, 'write "method": "dspark"', drafter={"speculators_model_type": "dspark"}),
 ]
 CELLS = [
-    Engine(OURS),
-    Engine(OURS, speculative={"num_speculative_tokens": "3"}),
-    Engine(OURS, speculative={"num_speculative_tokens": 12}),  # more than a block has
-    Engine(OURS, speculative={"num_speculative_tokens_per_batch_size": [(1, 4, 7), (5, 64, 0)]}),
-    Engine(OURS, speculative={"draft_sample_method": "probabilistic"}),
-    Engine(
+    EngineCell(OURS),
+    EngineCell(OURS, speculative={"num_speculative_tokens": "3"}),
+    EngineCell(OURS, speculative={"num_speculative_tokens": 12}),  # more than a block has
+    EngineCell(OURS, speculative={"num_speculative_tokens_per_batch_size": [(1, 4, 7), (5, 64, 0)]}),
+    EngineCell(OURS, speculative={"draft_sample_method": "probabilistic"}),
+    EngineCell(
         OURS,
         speculative={"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3},
     ),
-    Engine(OURS, settings={"data_parallel_size": 2}),
-    Engine(OURS, settings={**TWO_STAGES, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}),
-    Engine(OURS, settings={"scheduler_cls": SCHEDULER}),
-    Engine(OURS, settings=LORA),
-    Engine(OURS, settings={"enable_lora": True, "data_parallel_size": 2}),
-    Engine(VLLMS, PIPELINE, settings=TWO_STAGES),
-    Engine(VLLMS, "worker_cls is", settings={"worker_cls": VLLMS_WORKER}),
+    EngineCell(OURS, settings={"data_parallel_size": 2}),
+    EngineCell(OURS, settings={**TWO_STAGES, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}),
+    EngineCell(OURS, settings={"scheduler_cls": SCHEDULER}),
+    EngineCell(OURS, settings=LORA),
+    EngineCell(OURS, settings={"enable_lora": True, "data_parallel_size": 2}),
+    EngineCell(VLLMS, PIPELINE, settings=TWO_STAGES),
+    EngineCell(VLLMS, "worker_cls is", settings={"worker_cls": VLLMS_WORKER}),
     *DRAFTERS,
     # By name alone.
     *(replace(each, speculative={**each.speculative, "method": None}) for each in DRAFTERS),
-    Engine(VLLMS, "a hybrid without gated delta nets", family="NemotronH"),
-    Engine(OURS, family="Qwen3Next"),
-    Engine(OURS, family="Qwen3Moe"),
-    Engine(VLLMS, "the target has experts", settings={"data_parallel_size": 2}, family="Qwen3Moe"),
+    EngineCell(VLLMS, "a hybrid without gated delta nets", family="NemotronH"),
+    EngineCell(OURS, family="Qwen3Next"),
+    EngineCell(OURS, family="Qwen3Moe"),
+    EngineCell(VLLMS, "the target has experts", settings={"data_parallel_size": 2}, family="Qwen3Moe"),
 ]
 ON_CUDA = [
-    Engine(OURS),
-    Engine(OURS, speculative={"enable_adaptive_verification": True}),
-    Engine(OURS, speculative={"use_local_argmax_reduction": True}),
-    Engine(OURS, settings={"data_parallel_size": 2}),
-    Engine(OURS, settings={"enable_lora": True}),
-    Engine(VLLMS, PIPELINE, settings={"pipeline_parallel_size": 2}),
-    Engine(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-    Engine(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0", "enable_lora": True}),
-    Engine(
+    EngineCell(OURS),
+    EngineCell(OURS, speculative={"enable_adaptive_verification": True}),
+    EngineCell(OURS, speculative={"use_local_argmax_reduction": True}),
+    EngineCell(OURS, settings={"data_parallel_size": 2}),
+    EngineCell(OURS, settings={"enable_lora": True}),
+    EngineCell(VLLMS, PIPELINE, settings={"pipeline_parallel_size": 2}),
+    EngineCell(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    EngineCell(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0", "enable_lora": True}),
+    EngineCell(
         VLLMS,
         "--enable-dbo",
         settings={"enable_dbo": True, "all2all_backend": "deepep_low_latency"},
     ),
-    Engine(VLLMS, "worker_cls is", settings={"worker_cls": "vllm.v1.worker.gpu_worker.Worker"}),
+    EngineCell(VLLMS, "worker_cls is", settings={"worker_cls": "vllm.v1.worker.gpu_worker.Worker"}),
 ]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_who_runs(pair: Pair, cell: Engine) -> None:
+def test_who_runs(pair: Pair, cell: EngineCell) -> None:
     assert ends(pair, cell) == (cell.runs, cell.runs, cell.words)
 
 

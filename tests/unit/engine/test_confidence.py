@@ -40,7 +40,7 @@ def test_rows_of_anything(rows: list[list[float]]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 9, TILE, TILE + 1, 3 * TILE + 17])
 def test_the_most_likely_token_and_its_probability(vocab_size: int, dtype: torch.dtype) -> None:
-    """Whatever the number of parts a row is read in. In bfloat16 several tokens are equally likely."""
+    """However many parts a row is read in. In bfloat16, several tokens are equally likely."""
     random = torch.Generator().manual_seed(0)
     logits = 4.0 * torch.randn(5, vocab_size + 3, generator=random)
     check(logits.to(dtype)[:, :vocab_size])  # the stride is longer than a row

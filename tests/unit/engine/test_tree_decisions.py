@@ -27,7 +27,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 @given(SEEDS, st.sampled_from([1, 3, 7, 15]), st.sampled_from([1, 2, 8, 15, 64]), st.booleans())
 def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: bool) -> None:
     """Parents come before their nodes, so cutting the end leaves a tree. Chances multiply to
-    survival, corrected by the request's own bias and that of all requests."""
+    survival, corrected by the request's own ratio and that of all requests."""
     world = Grown(seed, width, nodes, max(width, nodes) + is_wide)
     world.grow()
     for request, expected in enumerate(world.by_hand):

@@ -115,7 +115,7 @@ def draft_slots(
     return found.tolist()
 
 
-def test_places_for_trees_and_for_chains() -> None:
+def test_draft_slots_for_trees_and_for_chains() -> None:
     """One request may have a tree, one may not, one is near its end, one has no drafts, and one is
     gone."""
     fine, logprobs = SamplingParams(), SamplingParams(logprobs=1)

@@ -65,7 +65,7 @@ def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None
 
 
 @given(CHANCES)
-def test_at_the_price_of_the_best_step_no_other_is_worth_more(chances: list[list[float]]) -> None:
+def test_at_the_best_steps_utility_per_second_no_other_step_is_better(chances: list[list[float]]) -> None:
     """So a step's drafts can be cut one by one once its utility per second is known."""
     utility = utility_of(survival_of(chances))
     found = best_of(utility)
@@ -122,7 +122,7 @@ def test_no_request_waits_long_for_the_drafts_of_another() -> None:
     assert text_of_one(1)[0] == 20, "alone, it keeps nobody waiting"
 
 
-def test_v2_gives_few_places_to_the_only_copy_of_many() -> None:
+def test_v2_gives_few_draft_slots_to_the_only_copy_of_many() -> None:
     lengths = {}
     for count in (1, 32):
         ours = Planner(15, count)

@@ -181,19 +181,20 @@ def test_on_v2_who_has_no_drafts_verified_is_probed_beside_the_others() -> None:
     planner.blocks.last_step[rows] = 5, 7, 5, 6
     plan = planner.plans([4] * 4)
     assert (plan.drafted.all(), plan.lengths.tolist()) == (True, [4, 0, 4, 0])
-    planner.probes.due = True
+    planner.beside.due = True
     plan = planner.plans([4] * 4)
     assert (plan.is_probe, plan.lengths.tolist()) == (True, [4, 0, 4, 3])
-    assert planner.probes.restarts == 0
+    # Probes that draft blocks begin anew, as the others' drafts pay.
+    assert (planner.probes.asked, planner.probes.restarts) == ([], 2)
 
 
-def test_a_probe_of_a_few_rows_is_charged_as_one_that_costs_something() -> None:
+def test_a_probe_is_charged_a_share_of_a_plain_step_at_least() -> None:
     """Otherwise it would be due in every plan."""
     planner = ToldPlanner(*USELESS, v2=v2(1, 2, 3, 4))
     planner.costs = StepCosts(straight(10, 0.1), straight(0, 0), straight(0, 0), 64)
     planner.blocks.curves[planner.rows(names(2))[0]] = 0.95, 0.9, 0.85, 0.8
     assert planner.plans([4] * 2).lengths.tolist() == [4, 0]
-    ((_, lost, _),) = planner.probes.asked
+    ((_, lost, _),) = planner.beside.asked
     assert lost == pytest.approx(LEAST_LOST * 0.0102)
 
 

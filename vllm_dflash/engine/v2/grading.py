@@ -28,8 +28,9 @@ TILE = 128
 
 @triton.jit
 def _learn(counts, sums, is_graded, expected, observed, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Update what a request's ratio is made of, and write to `sums` what that of all learns: 1, then
-    what was expected of its drafts, [K], and what was observed; zeros if nothing is graded."""
+    """Update what a request's ratio is made of, and write to `sums` what the ratio of all requests
+    learns: 1, then what was expected of its drafts, and what was observed; zeros if nothing is
+    graded."""
     graded, expected = is_graded.to(tl.float32), tl.sum(expected, axis=0)
     observed = tl.where(is_graded, observed, 0).to(tl.float32)
     fading = tl.where(is_graded, MEMORY, 1.0)
