@@ -90,7 +90,10 @@ class ReferenceSelector(nn.Module):
         for row, state in zip(logits, hidden, strict=True):
             most_likely = row.topk(self.top_k)
             scores = self.scores(
-                most_likely.indices, most_likely.values, state, torch.tensor(token, device=row.device)
+                most_likely.indices,
+                most_likely.values,
+                state,
+                torch.tensor(token, device=row.device),
             )
             token = int(most_likely.indices[scores.argmax()])
             tokens.append(token)

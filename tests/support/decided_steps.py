@@ -156,7 +156,9 @@ class World:
         found.tokens.copy_(torch.from_numpy(tokens))
         found.matches.copy_(torch.from_numpy(matches))
         given, promised = self.there(blocks.copy(), confidence)
-        there = Drafts(given, promised, torch.full((count + 1, width), UNTOUCHED, device=self.where))
+        there = Drafts(
+            given, promised, torch.full((count + 1, width), UNTOUCHED, device=self.where)
+        )
         requests = self.on_device(batch, sampled)
         choose(self.device, requests, there, found if has_text else None, has_block=has_block)
         drafts, chances = there.tokens.cpu(), there.chances.cpu()

@@ -23,7 +23,9 @@ class Erratic(ForcedTexts):
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         per_second, speedup = self._dice.random(2)
         return replace(
-            super().plan(ids, context_lens, max_drafts), utility_per_second=per_second, speedup=speedup
+            super().plan(ids, context_lens, max_drafts),
+            utility_per_second=per_second,
+            speedup=speedup,
         )
 
 

@@ -9,8 +9,8 @@ weighs what drafts are expected to bring (`acceptance.py`) against what the step
     V2    whether all get a block or none, and how many drafts of each are verified. The device
           takes block or text
 
-What is not done is not measured. So now and then a step goes against the plan: it verifies drafts of
-requests whose drafts never were, or longest ago, or it drafts no request (`Probes`).
+What is not done is not measured. So now and then a step goes against the plan: it verifies drafts
+of requests whose drafts never were, or longest ago, or it drafts no request (`Probes`).
 
 All of this sees the drafter's distribution and what became of earlier drafts, never a token that
 was sampled for the draft's position. So the output distribution is that of verifying any drafts

@@ -58,7 +58,9 @@ class Probes:
 
 def to_probe(batch: Batch, best: Plan, last_step: Ints) -> Ints:
     """Return which of R requests to probe: those of whose blocks the plan verifies nothing, and of
-    these the ones whose blocks were never verified, or longest ago; `last_step`: when that was, [R].
+    these the ones whose blocks were never verified, or longest ago.
+
+    `last_step`: when each one's last were, [R].
     """
     idle = np.flatnonzero((batch.max_drafts > 0) & ~(best.drafted & (best.lengths > 0)))
     longest_ago = np.argsort(last_step[idle], kind="stable")

@@ -45,7 +45,9 @@ DRAFTERS = [
     EngineCell(VLLMS, "use_aux_hidden_state false", drafter={"dflash_config": NO_TAPS}),
     EngineCell(VLLMS, "use_aux_hidden_state false", drafter=NO_TAPS),
     *(
-        EngineCell(VLLMS, f"{name}, which vLLM's own code runs", drafter={"architectures": [written]})
+        EngineCell(
+            VLLMS, f"{name}, which vLLM's own code runs", drafter={"architectures": [written]}
+        )
         for name in (MUSE, LAGUNA)
         for written in (name, name.removeprefix("DFlash"))
     ),
@@ -55,14 +57,18 @@ CELLS = [
     EngineCell(OURS),
     EngineCell(OURS, speculative={"num_speculative_tokens": "3"}),
     EngineCell(OURS, speculative={"num_speculative_tokens": 12}),  # more than a block has
-    EngineCell(OURS, speculative={"num_speculative_tokens_per_batch_size": [(1, 4, 7), (5, 64, 0)]}),
+    EngineCell(
+        OURS, speculative={"num_speculative_tokens_per_batch_size": [(1, 4, 7), (5, 64, 0)]}
+    ),
     EngineCell(OURS, speculative={"draft_sample_method": "probabilistic"}),
     EngineCell(
         OURS,
         speculative={"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3},
     ),
     EngineCell(OURS, settings={"data_parallel_size": 2}),
-    EngineCell(OURS, settings={**TWO_STAGES, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}),
+    EngineCell(
+        OURS, settings={**TWO_STAGES, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}
+    ),
     EngineCell(OURS, settings={"scheduler_cls": SCHEDULER}),
     EngineCell(OURS, settings=LORA),
     EngineCell(OURS, settings={"enable_lora": True, "data_parallel_size": 2}),
@@ -74,7 +80,9 @@ CELLS = [
     EngineCell(VLLMS, "a hybrid without gated delta nets", family="NemotronH"),
     EngineCell(OURS, family="Qwen3Next"),
     EngineCell(OURS, family="Qwen3Moe"),
-    EngineCell(VLLMS, "the target has experts", settings={"data_parallel_size": 2}, family="Qwen3Moe"),
+    EngineCell(
+        VLLMS, "the target has experts", settings={"data_parallel_size": 2}, family="Qwen3Moe"
+    ),
 ]
 ON_CUDA = [
     EngineCell(OURS),

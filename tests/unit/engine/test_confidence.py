@@ -62,7 +62,9 @@ def test_logits_further_apart_than_32_bits_count() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [8, TILE + 1, 3 * TILE + 17, 12 * TILE])
-def test_the_most_likely_tokens_and_their_probabilities(vocab_size: int, dtype: torch.dtype) -> None:
+def test_the_most_likely_tokens_and_their_probabilities(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
     """All of one part, each of another, ties, a row with few that are not forbidden, and NaN."""
     random = torch.Generator().manual_seed(0)
     logits = 4.0 * torch.randn(7, vocab_size, generator=random)

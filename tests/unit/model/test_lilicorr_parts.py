@@ -46,7 +46,9 @@ def one_rank() -> Any:
         yield
 
 
-def drafter_of(nested: dict[str, Any]) -> tuple[DrafterSpec, ReferenceLattice, dict[str, torch.Tensor]]:
+def drafter_of(
+    nested: dict[str, Any],
+) -> tuple[DrafterSpec, ReferenceLattice, dict[str, torch.Tensor]]:
     """Return the spec, a random head whose weights all matter, and its checkpoint tensors."""
     spec = parse_config("it", drafter_config(**lilicorr_config(dflash_config=nested)))
     assert spec.lilicorr is not None

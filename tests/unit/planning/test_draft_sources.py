@@ -73,7 +73,7 @@ def test_a_probe_verifies_the_block() -> None:
 @pytest.mark.parametrize(
     ("per_second", "limits", "is_probe", "lengths"),
     [
-        # A row costs 1 ms, so a draft's utility must be at least a thousandth of the utility per second.
+        # A row costs 1 ms, so a draft's utility must be a thousandth of that per second.
         (127, [3, 3], False, [3, 1]),
         (131, [3, 3], False, [2, 1]),
         (319, [3, 3], False, [2, 1]),

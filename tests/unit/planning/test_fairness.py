@@ -65,7 +65,9 @@ def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None
 
 
 @given(CHANCES)
-def test_at_the_best_steps_utility_per_second_no_other_step_is_better(chances: list[list[float]]) -> None:
+def test_by_the_best_steps_utility_per_second_no_other_is_better(
+    chances: list[list[float]],
+) -> None:
     """So a step's drafts can be cut one by one once its utility per second is known."""
     utility = utility_of(survival_of(chances))
     found = best_of(utility)

@@ -84,7 +84,9 @@ def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
         is_one = (each == lengths).all(axis=1)
         assert seconds[n] == pytest.approx(times[is_one][0])
         as_many = each.sum(axis=1) == n
-        assert gain[n] - per_second * seconds[n] >= (gains - per_second * times)[as_many].max() - 1e-9
+        assert (
+            gain[n] - per_second * seconds[n] >= (gains - per_second * times)[as_many].max() - 1e-9
+        )
     assert (gain - per_second * seconds).max() >= (gains - per_second * times).max() - 1e-9
 
 
