@@ -22,6 +22,7 @@ import copy
 import json
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # where the refe
 
 from drafter_training.acceptance import measure
 from drafter_training.answers import read_answers, write_answers
+from drafter_training.continuations import Pair
 from drafter_training.first_drafter import (
     begin_as_target,
     drafter_config,
@@ -91,8 +93,11 @@ class Training:
         self.answers, self.folder = pair.root / "answers", pair.root / "training"
         self.state, self.log = self.folder / "state.pt", self.folder / "growth.jsonl"
         self.vocabulary = self.folder / "vocabulary.pt"
-        self.pairs = read_answers(self.answers / "training")
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
         """Prompts and answers, as tokens."""
+        return read_answers(self.answers / "training")
 
     def target_and_drafter(self) -> tuple[PreTrainedModel, ReferenceDrafter]:
         """Return the target, and a drafter of the shape that is trained, with random weights."""
@@ -204,7 +209,7 @@ def train(pair: PackagedPair, hours: float, minutes: float, device: str) -> None
 def export(pair: PackagedPair, out: Path) -> None:
     """Write the drafter in its current state. Raises SystemExit if it was never trained."""
     training = Training(pair)
-    if not training.state.exists():
+    if not (training.state.exists() and training.vocabulary.exists()):
         raise SystemExit("There is nothing to export yet: run this with `train` first.")
     target, drafter = training.target_and_drafter()
     state = torch.load(training.state, map_location="cpu", weights_only=False)

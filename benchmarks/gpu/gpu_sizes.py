@@ -157,7 +157,7 @@ TINY = Size(
     Shape(hidden=256, intermediate=768, heads=4, kv_heads=2, layers=3),
     (OURS,),
     (Load("contexts of 0.1k", 48, 16, (2,)),),
-    seconds=100,
+    seconds=60,
     warm_seconds=0.1,
     window_seconds=0.5,
     rounds=1,

@@ -88,11 +88,14 @@ class ReferenceSelector(nn.Module):
         tokens, confidence = [], []
         token = bonus
         for row, state in zip(logits, hidden, strict=True):
-            likeliest = row.topk(self.top_k)
+            most_likely = row.topk(self.top_k)
             scores = self.scores(
-                likeliest.indices, likeliest.values, state, torch.tensor(token, device=row.device)
+                most_likely.indices,
+                most_likely.values,
+                state,
+                torch.tensor(token, device=row.device),
             )
-            token = int(likeliest.indices[scores.argmax()])
+            token = int(most_likely.indices[scores.argmax()])
             tokens.append(token)
             confidence.append(float(scores.float().softmax(-1).max()))
         return tokens, confidence

@@ -65,10 +65,10 @@ class ReferenceLattice(nn.Module):
         self.context_proj = nn.Linear(hidden, width)
         self.feature_norm = nn.LayerNorm(FEATURES)
         self.feature_mlp = ReferenceMLP(FEATURES, width, width)
-        places = spec.max_draft_tokens
-        self.slot_embedding = nn.Parameter(torch.zeros(1, 1, places, 1, width))
+        positions = spec.max_draft_tokens
+        self.slot_embedding = nn.Parameter(torch.zeros(1, 1, positions, 1, width))
         self.rank_embedding = nn.Parameter(torch.zeros(1, 1, 1, head.candidate_topk, width))
-        self.relative_slot_bias = nn.Parameter(torch.zeros(head.num_heads, 2 * places + 1))
+        self.relative_slot_bias = nn.Parameter(torch.zeros(head.num_heads, 2 * positions + 1))
         self.same_slot_bias = nn.Parameter(torch.zeros(head.num_heads))
         self.layers = nn.ModuleList(
             ReferenceLatticeLayer(head, eps) for _ in range(head.num_layers)
@@ -83,8 +83,8 @@ class ReferenceLattice(nn.Module):
     def candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of the most likely tokens and their log-probabilities, [..., C] each, from logits
         [..., V]."""
-        likeliest = logits.float().log_softmax(-1).topk(self.head.candidate_topk)
-        return likeliest.indices, likeliest.values
+        most_likely = logits.float().log_softmax(-1).topk(self.head.candidate_topk)
+        return most_likely.indices, most_likely.values
 
     def weigh(
         self, logits: torch.Tensor, hidden: torch.Tensor, newest: torch.Tensor, embed: nn.Module
@@ -109,7 +109,7 @@ class ReferenceLattice(nn.Module):
         newest: torch.Tensor,  # [R, H]
     ) -> torch.Tensor:
         """Scores [R, w, C before, C]; in the first position, all C rows are the same."""
-        blocks, places, count = log_probs.shape
+        blocks, positions, count = log_probs.shape
         rank = torch.linspace(0, 1, count, device=log_probs.device)
         features = [
             log_probs,
@@ -120,11 +120,11 @@ class ReferenceLattice(nn.Module):
         ]
         x = self.token_proj(embeddings) + self.pass_hidden_proj(hidden)[:, :, None]
         x = x + self.feature_mlp(self.feature_norm(torch.stack(features, dim=-1).to(x)))
-        x = x + self.slot_embedding[0, :, :places] + self.rank_embedding[0]
-        x, bias = x.flatten(1, 2), self._bias(places)  # [R, L, N]
+        x = x + self.slot_embedding[0, :, :positions] + self.rank_embedding[0]
+        x, bias = x.flatten(1, 2), self._bias(positions)  # [R, L, N]
         for layer in self.layers:
             x = layer(x, bias)
-        x = self.output_norm(x).unflatten(1, (places, count))
+        x = self.output_norm(x).unflatten(1, (positions, count))
         anchor = self.anchor_norm(self.context_proj(newest))  # [R, N]
         a = anchor[:, None, None].expand_as(x)
         f = F.silu(self.factor_input_proj(torch.cat([x, a, x * a], dim=-1)))
@@ -138,9 +138,9 @@ class ReferenceLattice(nn.Module):
         cosines = torch.cat([first, before[:, :-1]], dim=1) @ behind.transpose(-1, -2)
         return self.head.logit_scale * cosines.float()
 
-    def _bias(self, places: int) -> torch.Tensor:
+    def _bias(self, positions: int) -> torch.Tensor:
         """Bias of each head's attention by the distance of two positions, [heads, L, L]."""
-        place = torch.arange(places, device=self.same_slot_bias.device)
+        place = torch.arange(positions, device=self.same_slot_bias.device)
         place = place.repeat_interleave(self.head.candidate_topk)
         apart = place[:, None] - place
         middle = self.slot_embedding.shape[2]

@@ -104,7 +104,7 @@ def test_what_is_written_and_accepted_is_the_references(
         chains = generate(target, drafter, prompt, NEW_TOKENS, whole_blocks=True)
         num_steps.append((len(expected), len(chains.acceptance_lengths)))
     of_trees, of_chains = map(sum, zip(*num_steps, strict=True))
-    assert of_trees < of_chains  # nodes outside the likeliest chain are accepted
+    assert of_trees < of_chains  # nodes outside the most likely chain are accepted
 
 
 def test_chains_and_drawn_tokens_beside_trees(llm: LLM, plain: dict[str, list[list[int]]]) -> None:

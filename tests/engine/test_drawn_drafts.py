@@ -51,9 +51,9 @@ def test_more_of_them_are_accepted(
         asked = {**FIXED, "model": str(DEMO / drafter), "draft_sample_method": method}
         with engine(max_num_seqs=requests, speculative_config=asked) as llm:
             found[method] = [run(llm, requests, tokens, each) for each in temperatures]
-    for temperature, likeliest, drawn in zip(
+    for temperature, most_likely, drawn in zip(
         temperatures, found["greedy"], found["probabilistic"], strict=True
     ):
-        print(f"{drafter}, temperature {temperature}: {likeliest[1]:.3f} -> {drawn[1]:.3f}")
-        assert drawn[0] == likeliest[0]
-        assert drawn[1] == likeliest[1] if temperature == 0.0 else drawn[1] > likeliest[1]
+        print(f"{drafter}, temperature {temperature}: {most_likely[1]:.3f} -> {drawn[1]:.3f}")
+        assert drawn[0] == most_likely[0]
+        assert drawn[1] == most_likely[1] if temperature == 0.0 else drawn[1] > most_likely[1]

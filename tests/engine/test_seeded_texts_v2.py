@@ -72,11 +72,11 @@ def _without_vllms_kernel() -> Iterator[None]:
 def plain() -> Texts:
     """Plain decoding's texts. Only one request's is greedy: the others say something of drawing."""
     with engine("asynchronous", **SETTINGS) as llm:
-        drawn, likeliest = (
+        drawn, most_likely = (
             texts_of(llm),
             texts_of(llm, {name: {"temperature": 0.0} for name in REQUESTS}),
         )
-    assert [name for name in REQUESTS if drawn[name][0] == likeliest[name][0]] == ["greedy"]
+    assert [name for name in REQUESTS if drawn[name][0] == most_likely[name][0]] == ["greedy"]
     assert len({tuple(tokens) for tokens in drawn["three answers"]}) == 3
     return drawn
 

@@ -89,8 +89,8 @@ def test_two_ranks_write_what_one_writes(both: tuple[Run, Run], policy: str) -> 
     assert accepted > 2 * len(PROMPTS)  # otherwise steps would be alike whatever was drafted
 
 
-def without_prices(decided: list[Any]) -> list[Any]:
-    """Leave out prices: they come from confidences, which are rounded differently on one rank."""
+def without_rates(decided: list[Any]) -> list[Any]:
+    """Leave out rates: they come from confidences, which are rounded differently on one rank."""
     return [one[:-1] if isinstance(one, tuple) else one for one in decided]
 
 
@@ -104,7 +104,7 @@ def test_decisions_are_made_once(both: tuple[Run, Run], policy: str) -> None:
     assert decided == elsewhere
     assert drafted == also_drafted
     if policy != "sampled":
-        assert without_prices(decided) == without_prices(one.written_down[policy][0][0])
+        assert without_rates(decided) == without_rates(one.written_down[policy][0][0])
 
 
 def test_ranks_start_and_count_alike(both: tuple[Run, Run]) -> None:

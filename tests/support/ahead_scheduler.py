@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
     """What a step drafts, for the next one to verify."""
 
     lengths: Ints
-    """Places for each request's drafts, [R]."""
+    """Draft slots of each request, [R]."""
     runs_block: bool
 
 
@@ -46,7 +46,7 @@ class Scheduled(NamedTuple):
     others: Ints
     """Rows of each request that are not drafts, [R]."""
     given: Ints
-    """Places for each request's drafts, [R]."""
+    """Draft slots of each request, [R]."""
     context: Ints
     """Context tokens of each request, [R]."""
 

@@ -29,14 +29,14 @@ MAX_LEN = 4096
 WIDTH = 7
 
 
-def request(computed: int = CONTEXT_TOKENS, places: int = 0, left: int = 50) -> Any:
-    """Return a request that decodes, with places for `places` drafts and `left` tokens to come."""
+def request(computed: int = CONTEXT_TOKENS, draft_slots: int = 0, left: int = 50) -> Any:
+    """Return a request that decodes, with `draft_slots` and `left` tokens to come."""
     return SimpleNamespace(
         num_computed_tokens=computed,
         num_tokens=computed + 1,
         num_prompt_tokens=computed,
         max_tokens=1 + left,
-        spec_token_ids=[-1] * places,
+        spec_token_ids=[-1] * draft_slots,
         sampling_params=SamplingParams(),
         status=RequestStatus.RUNNING,
     )
@@ -52,7 +52,7 @@ def take_vllm_out(
     max_len: int = MAX_LEN,
     block_rows: int = 1 + WIDTH,
 ) -> None:
-    """Make vLLM's schedulers do nothing, and ours plan up to 7 drafts and places for trees of
+    """Make vLLM's schedulers do nothing, and ours plan up to 7 drafts and draft slots for trees of
     `tree_nodes` nodes. Steps take no time here, so they would be planned only now and then.
     `drops_drafts`: with vLLM's adaptive verification."""
     requests = SimpleNamespace(get=lambda _: request())
@@ -107,10 +107,10 @@ def step(
     """A scheduled step and its output.
 
     Args:
-        drafts: number of drafts that each request had places for.
+        drafts: draft slots of each request.
         produced: tokens that each request got.
         rows: of each request; one and its drafts by default.
-        next_drafts: places for the drafts that the step makes.
+        next_drafts: slots for the drafts that the step makes.
         source: source of the drafts.
         admitted: each request's drafts that were verified; all by default.
         placeholders: names, a letter each, of requests whose drafts are vLLM's placeholders.

@@ -49,7 +49,7 @@ GRADING = {
 OVERALL = {"BLOCK": 1, "TEXT": 2, "LOG_MEMORY": log2(0.98), "TILE": 128, "COLUMNS": 11}
 DRAWING = {"tokens": "*i32", "rows": "*i64"}
 ALL_ROWS: dict[str, Any] = {**DRAWING, "rows": None}
-LIKELIEST: dict[str, Any] = {
+MOST_LIKELY: dict[str, Any] = {
     **dict.fromkeys(("row_slots", "positions", "temperatures", "seeds", "d2t")),
     "USE_FP64": False,
 }
@@ -94,8 +94,8 @@ PATH = {"NODES": 15, "PADDED_NODES": 16, "CHUNK": 128}
 
 CASES: dict[str, list[dict[str, Any]]] = {
     "confidence._find_in_tiles": [
-        {**LIKELIEST, "logits": "*bf16", "V": 151936, "TILE": 4096},
-        {**LIKELIEST, "logits": "*fp32", "V": 1000, "TILE": 4096},
+        {**MOST_LIKELY, "logits": "*bf16", "V": 151936, "TILE": 4096},
+        {**MOST_LIKELY, "logits": "*fp32", "V": 1000, "TILE": 4096},
         {"logits": "*bf16", "V": 32000, "TILE": 4096, "USE_FP64": False},
         {"logits": "*fp32", "d2t": None, "V": 1000, "TILE": 1024, "USE_FP64": True},
     ],

@@ -79,17 +79,17 @@ class World:
             most_accepted = admitted * (held.source != NO_DRAFTS)
             accepted = self.random.integers(0, most_accepted + 1)
             sampled[request], rejected[request] = 1 + accepted, admitted - accepted
-            came = self.random.integers(0, 3, 1 + accepted)
+            new = self.random.integers(0, 3, 1 + accepted)
             if held.match and self.random.random() < 0.8:
-                came[:accepted] = held.tokens[:accepted]
+                new[:accepted] = held.tokens[:accepted]
             start = self.total_len[slot]
-            self.texts[slot, start : start + len(came)] = came
-            self.total_len[slot] += len(came)
-            self.last_sampled[slot] = int(came[-1])
+            self.texts[slot, start : start + len(new)] = new
+            self.total_len[slot] += len(new)
+            self.last_sampled[slot] = int(new[-1])
         return sampled, rejected
 
     def grade(self, batch: np.ndarray, sampled: np.ndarray, rejected: np.ndarray) -> None:
-        slots, came, refused = self.there(batch, sampled, rejected)
+        slots, num_sampled, refused = self.there(batch, sampled, rejected)
         there = self.on_device(batch, sampled)
         shape = len(there.slots), OUTCOME_COLUMNS + self.width
         outcomes = torch.full(shape, LEFT, device=self.where)
@@ -105,7 +105,7 @@ class World:
         held = there.slots.clone(), there.num_sampled.clone()
         there.clear()
         counts_before = self.device.counts.clone()
-        grade(self.device, there, slots, came, refused, outcomes)
+        grade(self.device, there, slots, num_sampled, refused, outcomes)
         # Where graphs find the batch.
         assert torch.equal(there.slots, held[0])
         assert torch.equal(there.num_sampled, held[1])
@@ -122,19 +122,19 @@ class World:
         for tokens, refused, (source, *more) in zip(sampled, rejected, outcomes, strict=True):
             if tokens and tokens - 1 + refused and source != NO_DRAFTS:
                 found[int(source == TEXT), :3] += 1, tokens - 1 + refused, tokens - 1
-            found[0, 3] += sum(sure < 0 for sure in more[OUTCOME_COLUMNS - 1 :])
+            found[0, 3] += sum(one < 0 for one in more[OUTCOME_COLUMNS - 1 :])
         return found
 
     def on_device(self, batch: np.ndarray, sampled: np.ndarray) -> Batch:
         """Return the batch, with at least two rows behind it."""
         behind = next_power_of_2(len(batch) + 2) - len(batch)
-        slots, came, texts, lens = self.there(
+        slots, num_sampled, texts, lens = self.there(
             np.append(batch, np.full(behind, -1)),
             np.append(sampled, np.zeros(behind, np.int32)),
             self.texts,
             self.total_len,
         )
-        return Batch(slots, came, texts, lens, self.last_sampled.to(self.where))
+        return Batch(slots, num_sampled, texts, lens, self.last_sampled.to(self.where))
 
     def choose(
         self, batch: np.ndarray, sampled: np.ndarray, *, has_block: bool, has_text: bool
@@ -155,8 +155,10 @@ class World:
         found = TextLookUp(count + 1, 8, width, self.where)
         found.tokens.copy_(torch.from_numpy(tokens))
         found.matches.copy_(torch.from_numpy(matches))
-        given, sure = self.there(blocks.copy(), confidence)
-        there = Drafts(given, sure, torch.full((count + 1, width), UNTOUCHED, device=self.where))
+        given, promised = self.there(blocks.copy(), confidence)
+        there = Drafts(
+            given, promised, torch.full((count + 1, width), UNTOUCHED, device=self.where)
+        )
         requests = self.on_device(batch, sampled)
         choose(self.device, requests, there, found if has_text else None, has_block=has_block)
         drafts, chances = there.tokens.cpu(), there.chances.cpu()

@@ -8,7 +8,7 @@ from operator import mul
 
 import numpy as np
 
-from support.bias_by_hand import Bias
+from support.ratios_by_hand import Ratios
 from vllm_dflash.engine.v2.draft_slots import DraftSlots
 from vllm_dflash.planning.acceptance import TRUST
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
@@ -39,13 +39,13 @@ class DecisionsByHand:
 
     def __init__(self, num_slots: int, width: int) -> None:
         self.width = width
-        self.biases = Bias(num_slots), Bias(num_slots)
+        self.ratios = Ratios(num_slots), Ratios(num_slots)
         self.slots = [Held(width) for _ in range(num_slots)]
 
     def forget(self, slot: int) -> None:
         self.slots[slot] = Held(self.width)
-        for bias in self.biases:
-            bias.forget(np.array([slot]))
+        for each in self.ratios:
+            each.forget(np.array([slot]))
 
     def choose(
         self,
@@ -65,7 +65,7 @@ class DecisionsByHand:
         if not sampled:
             return given, [0.0] * width
         chances = [[0.0] * width, [0.0] * width]
-        of_block, of_text = (float(bias.of(np.array([slot]))[0]) for bias in self.biases)
+        of_block, of_text = (float(each.ratio(np.array([slot]))[0]) for each in self.ratios)
         if confidence is not None:
             held.confidence = [one if one > 0 else -1.0 for one in confidence]
             chances[0] = [min(of_block * max(one, 0.0), 1.0) for one in held.confidence]
@@ -128,8 +128,8 @@ class DecisionsByHand:
             )
             outcomes.append([*counts, 0, 0, 0, *held.confidence])  # no tree was cut
             held.source, held.match = NO_DRAFTS, 0
-        for bias, each in zip(self.biases, graded, strict=True):
-            bias.observe(
+        for ratio, each in zip(self.ratios, graded, strict=True):
+            ratio.record(
                 np.array([slot for slot, _, _ in each], np.int64),
                 np.array([expected for _, expected, _ in each]),
                 np.array([accepted for _, _, accepted in each], np.int64),
@@ -138,7 +138,7 @@ class DecisionsByHand:
 
     def check(self, slots: DraftSlots) -> None:
         """Check that the device holds the same in all slots."""
-        blocks, texts = (bias.requests.tolist() for bias in self.biases)
+        blocks, texts = (each.requests.tolist() for each in self.ratios)
         expected = [
             [
                 each.source,
@@ -152,5 +152,5 @@ class DecisionsByHand:
             for slot, each in enumerate(self.slots)
         ]
         np.testing.assert_allclose(slots.records.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
-        overall = [bias.overall.tolist() for bias in self.biases]
+        overall = [each.overall.tolist() for each in self.ratios]
         np.testing.assert_allclose(slots.overall.cpu().numpy(), overall, rtol=1e-5, atol=1e-5)

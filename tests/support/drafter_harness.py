@@ -188,7 +188,7 @@ class SpeculatorHarness(Harness):
             torch.arange(drafter.max_num_reqs),
             num_speculative_tokens=drafter.num_speculative_steps if wanted is None else wanted,
         )
-        # Those that the scheduler has places for and the device regards as drafts.
+        # Those that the scheduler has draft slots for and the device regards as drafts.
         limit = drafted_length(drafter.draft_model_config)
         ends = np.full(len(rows), min(self.max_tokens, limit))
         context = starts + counts - rejected.numpy()

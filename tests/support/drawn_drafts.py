@@ -48,10 +48,10 @@ def compare(
     ids = torch.arange(size, device=device) + (0 if d2t is None else d2t)
     drawn, confidence = torch.zeros_like(slots), torch.zeros(count, device=device)
     find_argmax(logits, drawn, confidence, noise=noise)
-    likeliest, expected_confidence = torch.zeros_like(slots), torch.zeros_like(confidence)
-    find_argmax(logits, likeliest, expected_confidence)
+    most_likely, expected_confidence = torch.zeros_like(slots), torch.zeros_like(confidence)
+    find_argmax(logits, most_likely, expected_confidence)
     assert torch.equal(confidence, expected_confidence)
-    assert torch.equal(drawn[slots <= 0], likeliest[slots <= 0])  # temperature 0, and nobody's
+    assert torch.equal(drawn[slots <= 0], most_likely[slots <= 0])  # temperature 0, and nobody's
     found, expected = [ids[drawn]], [_verified(logits, ids, noise)]
     columns = torch.stack(
         [torch.randperm(size, generator=random)[:NUM_CANDIDATES] for _ in range(count)]

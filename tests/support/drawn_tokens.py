@@ -94,7 +94,7 @@ class Step:
         return [torch.from_numpy(each).to(self.where) for each in arrays]
 
     def draw(self) -> list[int]:
-        """Return the token that plain decoding draws at each row: vLLM's draw, or the likeliest one
+        """Return the token that plain decoding draws at each row: vLLM's draw, or the most likely
         with the lowest id."""
         given = self.there(self.row_slots, self.temperatures, self.seeds, self.positions[self.rows])
         drawn: list[int] = gumbel_sample(

@@ -32,7 +32,7 @@ class Grown:
         seed: int,
         width: int,
         nodes: int,
-        places: int,
+        draft_slots: int,
         requests: int = 3,
         where: torch.device | str = "cpu",
     ) -> None:
@@ -52,14 +52,14 @@ class Grown:
                 probabilities[request, random.integers(0, width) :] = 0.0
         tokens = random.integers(0, VOCABULARY, (requests, width, count))
         self.candidates = Candidates(*self.there(tokens, probabilities))
-        chain, sure = self.there(tokens[..., 0].copy(), probabilities[..., 0].copy())
-        self.chosen = Drafts(chain, sure, torch.rand(sure.shape, device=device))
+        chain, confidence = self.there(tokens[..., 0].copy(), probabilities[..., 0].copy())
+        self.chosen = Drafts(chain, confidence, torch.rand(confidence.shape, device=device))
         self.slots.records[:, 0] = BLOCK
         self.slots.records[:, 2:4] = torch.from_numpy(20 * random.random((num_slots, 2)))
         self.newest = torch.arange(20, 20 + num_slots, device=device)
         self.sampled = np.ones(requests, np.int32)
-        self.drafts = torch.full((requests + 1, places), -5, device=device)
-        self.chances = torch.full((requests + 1, places), 5.0, device=device)
+        self.drafts = torch.full((requests + 1, draft_slots), -5, device=device)
+        self.chances = torch.full((requests + 1, draft_slots), 5.0, device=device)
         self.slots.overall[0] = torch.tensor([40.0, 40.0 * random.random()])
         self.by_hand = [
             grown(tokens[each], chances_of(probabilities[each].tolist()), nodes, last)
@@ -70,7 +70,7 @@ class Grown:
         """Return the arrays on the device."""
         return [torch.from_numpy(each).to(self.device) for each in arrays]
 
-    def bias_of(self, slot: int) -> float:
+    def ratio_of(self, slot: int) -> float:
         (expected, accepted), prior = self.slots.overall[0].tolist(), PRIOR_TOKENS
         overall = prior * (accepted + prior) / (expected + prior)
         expected, accepted = self.slots.records[slot, 2:4].tolist()
@@ -104,12 +104,12 @@ class Grown:
         assert trees.depths[slot].tolist() == expected.depths
         of_words = [each % 2**64 for each in trees.masks[slot].tolist()]
         assert of_words == expected.masks
-        assert trees.argmax_nodes[slot].item() % 2**64 == expected.likeliest
+        assert trees.argmax_nodes[slot].item() % 2**64 == expected.most_likely
         assert self.drafts[request, :nodes].tolist() == expected.tokens
         assert (self.drafts[request, nodes:] == self.newest[slot]).all()
         assert (self.chances[request, nodes:] == 0.0).all()
         survival = self.chances[request, :nodes].double().cpu().cumprod(0)
-        corrected = np.minimum(self.bias_of(slot) * np.array(expected.survival), 1.0)
+        corrected = np.minimum(self.ratio_of(slot) * np.array(expected.survival), 1.0)
         np.testing.assert_allclose(survival, corrected, rtol=1e-4, atol=1e-12)
         return survival, torch.from_numpy(corrected)
 

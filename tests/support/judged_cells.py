@@ -30,7 +30,7 @@ Lengths = Sequence[int | Sequence[int]]
 """Fixed lengths of all requests, or of each slot, to compare with."""
 
 
-class Cell(NamedTuple):
+class JudgedCell(NamedTuple):
     """A world to plan in: ours, or a fixed policy, gets its tokens per second. Those of a mixed
     batch are R times the geometric mean of its requests', which is what we plan for."""
 
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
     """Whether requests stay different for long."""
 
 
-def cells() -> list[Cell]:
+def cells() -> list[JudgedCell]:
     """Return all cells of the judge."""
     return [*_v1_cells(), *_v2_cells()]
 
@@ -62,7 +62,7 @@ def _v2(
     looks_up: bool = False,
     scale: float = 1.0,
     **world: Any,
-) -> Cell:
+) -> JudgedCell:
     allowed = REGIMES[regime]
 
     def rate(seed: int, length: int | Sequence[int] | None) -> float:
@@ -89,10 +89,10 @@ def _v2(
             made.run(tokens=max(least // 2, 200 * count))
         return float(made.tokens.sum()) / (made.clock.now - started)
 
-    return Cell(f"V2 {regime}: {name}, {count}", rate, fixed, is_mixed)
+    return JudgedCell(f"V2 {regime}: {name}, {count}", rate, fixed, is_mixed)
 
 
-def _v2_cells() -> list[Cell]:
+def _v2_cells() -> list[JudgedCell]:
     every = recorded_drafts()
     greedy, drawn, _ = every
     useless, found = greedy.with_useless_blocks(), []
@@ -172,7 +172,7 @@ def _v1(
     seconds: float = 0.0,
     is_mixed: bool = False,
     **world: Any,
-) -> Cell:
+) -> JudgedCell:
     def rate(seed: int, length: int | Sequence[int] | None) -> float:
         policy = None
         if length is not None:
@@ -184,7 +184,7 @@ def _v1(
             made.run(steps=warm)
         return _mean_speed(made, steps=steps) if is_mixed else made.run(steps=steps)
 
-    return Cell(f"V1: {name}", rate, fixed, is_mixed)
+    return JudgedCell(f"V1: {name}", rate, fixed, is_mixed)
 
 
 def _rates(*rates: float, **request: Any) -> Callable[[int], list[Iterator[Written]]]:
@@ -193,7 +193,7 @@ def _rates(*rates: float, **request: Any) -> Callable[[int], list[Iterator[Writt
     ]
 
 
-def _v1_cells() -> list[Cell]:
+def _v1_cells() -> list[JudgedCell]:
     found = []
     for number, kind in enumerate(KINDS):
         for count in (1, 4, 8, 32):

@@ -1,4 +1,4 @@
-"""Logits for the kernel that finds the likeliest token, beside a softmax written out."""
+"""Logits for the kernel that finds the most likely token, beside a softmax written out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def logits_of(case: Case, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_candidates(logits: torch.Tensor, count: int) -> None:
-    """Compare the likeliest columns of each row, and their probabilities, with a stable sort."""
+    """Compare the most likely columns of each row, and their probabilities, with a stable sort."""
     shape = len(logits) + 1, count
     tokens = torch.full(shape, UNTOUCHED, device=logits.device)
     shares = torch.full(shape, float(UNTOUCHED), device=logits.device)
@@ -78,15 +78,15 @@ def compare_confidence(
     found = []
     expected = []
     rows = logits[:num_rows].double().cpu()
-    for row, token, sure in zip(rows, tokens.tolist(), confidence.tolist(), strict=False):
+    for row, token, chance in zip(rows, tokens.tolist(), confidence.tolist(), strict=False):
         best = row.max()
         if not best.isfinite():  # NaN, too
-            assert (token, sure) == (0, 0.0)
+            assert (token, chance) == (0, 0.0)
             found.append(NOBODY_IS_SURE)
             expected.append(NOBODY_IS_SURE)
             continue
         assert token == int((row == best).nonzero()[0])
-        found.append(float(torch.tensor(sure, dtype=torch.float64).log()))
+        found.append(float(torch.tensor(chance, dtype=torch.float64).log()))
         expected.append(float(best - row.logsumexp(0)))
     return torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64)
 
@@ -94,7 +94,7 @@ def compare_confidence(
 def compare(
     case: Case, *, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare the likeliest tokens, and then the likeliest one."""
+    """Compare the most likely tokens, and then the most likely one."""
     logits = logits_of(case, dtype).to(device)
     check_candidates(logits, MOST_CANDIDATES)
     return compare_confidence(logits)

@@ -12,7 +12,7 @@ def outcomes_of(
     width: int,
     *,
     source: int = BLOCK,
-    confidence: float | None = None,
+    confidence: float = 0.0,
     matches: int = 0,
     lengths: int = 0,
     num_observed: list[int] | None = None,
@@ -23,7 +23,6 @@ def outcomes_of(
     count = len(admitted)
     drafts = np.array(admitted)
     nothing = np.zeros(count, np.int64)
-    sure = 0.0 if confidence is None else confidence
     return Outcomes(
         np.where(drafts > 0, source, NO_DRAFTS),
         drafts,
@@ -33,6 +32,6 @@ def outcomes_of(
         nothing if num_correct is None else np.array(num_correct),
         drafts,
         nothing if accepted is None else np.array(accepted),
-        np.full((count, width), sure),
+        np.full((count, width), confidence),
         np.zeros((count, 0), np.int64),
     )

@@ -18,7 +18,6 @@ there, by part."""
 PACKAGE = ROOT / "vllm_dflash"
 ROOMS = {
     "config": "front_end",
-    "config/serve_arguments.py": "rest",  # only commands import it
     "engine": "worker",
     "model": "worker",
     "cluster": "ray",

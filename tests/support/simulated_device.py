@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from support.bias_by_hand import Bias
+from support.ratios_by_hand import Ratios
 from support.recorded_drafts import RecordedDrafts
 from vllm_dflash.planning import Bools, Floats, Ints
 from vllm_dflash.planning.acceptance import TRUST
@@ -37,22 +37,22 @@ class SimulatedDevice:
         )
         self._text_true = np.zeros(num_slots, np.int64)
         self._confidence, self._of_text, self.chances = np.zeros((3, num_slots, self.width))
-        self._biases = Bias(num_slots), Bias(num_slots)
+        self._ratios = Ratios(num_slots), Ratios(num_slots)
 
     def forget(self, slots: Ints) -> None:
         """Clear these slots for new requests."""
         self.source[slots] = NO_DRAFTS
         self._length[slots] = 0
         self.chances[slots] = 0.0
-        for bias in self._biases:
-            bias.forget(slots)
+        for each in self._ratios:
+            each.forget(slots)
 
     def verify(self, slots: Ints, given: Ints, is_fresh: Bools) -> Verified:
         """Verify the drafts of R requests, grade them, and go on in their texts.
 
         Args:
             slots: of the requests, [R].
-            given: places for drafts of each, [R].
+            given: draft slots of each, [R].
             is_fresh: whether each has just arrived, [R].
         """
         self.forget(slots[is_fresh])
@@ -68,8 +68,8 @@ class SimulatedDevice:
         compared = np.where(of_text, own, 1)
         self._learn(0, slots[of_block], self._confidence, own[of_block], accepted[of_block])
         has = known > 0
-        came = np.minimum(num_correct, compared)
-        self._learn(1, slots[has], self._of_text, compared[has], came[has])
+        right_ones = np.minimum(num_correct, compared)
+        self._learn(1, slots[has], self._of_text, compared[has], right_ones[has])
         confidence = self._confidence[slots]
         became = source, admitted, match, length, known, num_correct, own, accepted
         outcomes = Outcomes(*became, confidence, np.zeros((len(slots), 0), np.int64))
@@ -81,10 +81,10 @@ class SimulatedDevice:
         self, kind: int, slots: Ints, confidence: Floats, compared: Ints, accepted: Ints
     ) -> None:
         tried = np.minimum(accepted + 1, compared)
-        is_tried, sure = np.arange(self.width) < tried[:, None], confidence[slots]
+        is_tried, promised = np.arange(self.width) < tried[:, None], confidence[slots]
         if kind:  # what texts predict wrongly is counted
-            sure, accepted = 1.0 - sure, tried - accepted
-        self._biases[kind].observe(slots, (sure * is_tried).sum(axis=1), accepted)
+            promised, accepted = 1.0 - promised, tried - accepted
+        self._ratios[kind].record(slots, (promised * is_tried).sum(axis=1), accepted)
 
     def choose(self, slots: Ints, *, runs_block: bool) -> None:
         """Choose the source of R requests' drafts, and how likely each draft is to be accepted."""
@@ -102,7 +102,7 @@ class SimulatedDevice:
             trust = TRUST[np.minimum(match[:, None] + draft, len(TRUST) - 1)]
             confidence[1] = trust * (draft < length[:, None])
         self._of_text[slots] = confidence[1]
-        of_block, of_text = (bias.of(slots)[:, None] for bias in self._biases)
+        of_block, of_text = (each.ratio(slots)[:, None] for each in self._ratios)
         chances = np.minimum(of_block * confidence[0], 1.0)
         of_texts = np.maximum(1.0 - of_text * (1.0 - confidence[1]), 0.0) * (confidence[1] > 0)
         corrected = np.stack([chances, of_texts]).cumprod(axis=2)

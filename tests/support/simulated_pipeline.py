@@ -71,7 +71,7 @@ class Pipeline:
         """How many texts each slot has been through."""
         self.names = [f"request-{slot}" for slot in range(count)]
         self._ends_at = np.arange(count) % CHAPTERS + 1
-        self._places = np.zeros(count, np.int64)
+        self._draft_slots = np.zeros(count, np.int64)
         self._is_fresh = np.ones(count, bool)
         self._ends_at[np.array(self.lasting, np.int64)] = -1
         self.device.text[:] = [order[0] for order in self._orders]
@@ -100,7 +100,7 @@ class Pipeline:
 
     def _step(self) -> None:
         device, fresh, slots = self.device, self._is_fresh, np.arange(self.num_requests)
-        given, others = self._places.copy(), np.ones(self.num_requests, np.int64)
+        given, others = self._draft_slots.copy(), np.ones(self.num_requests, np.int64)
         if self.caches_prompts:
             given[fresh] = self.drafts.width * self.scheduler.may_draft
         else:
@@ -120,7 +120,7 @@ class Pipeline:
             seconds += self.attention.block * context.sum()
             self._device_free += seconds * self._noise()
         self._under_way.append((scheduled, verified, ended, ready))
-        self._places = np.minimum(ahead.lengths, self.drafts.width)
+        self._draft_slots = np.minimum(ahead.lengths, self.drafts.width)
         self._is_fresh = np.zeros(self.num_requests, bool)
 
     def _target_seconds(self, scheduled: Scheduled, verified: Verified) -> float:
@@ -158,5 +158,5 @@ class Pipeline:
             self.names[slot] = f"request-{slot}-{self._chapter[slot]}"
             self._ends_at[slot] += CHAPTERS
             self._is_fresh[slot] = True
-            self._places[slot] = 0
+            self._draft_slots[slot] = 0
             self.device.place[slot] = -1

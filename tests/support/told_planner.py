@@ -38,6 +38,7 @@ class ToldPlanner(Planner):
 
     probes: Told
     checks: Told
+    beside: Told
 
     def __init__(self, *curve: float, v2: dict[str, Any] | None = None, **more: Any) -> None:
         costs = more.pop("costs", None) or straight_costs()
@@ -45,7 +46,7 @@ class ToldPlanner(Planner):
         if v2 is not None:
             self.start(costs, v2.pop("choices", range(len(curve) + 1)), **v2)
         self.blocks.curves[:] = self.blocks.typical[:] = curve
-        self.probes, self.checks = Told(), Told()
+        self.probes, self.checks, self.beside = Told(), Told(), Told()
 
     def plans(self, limits: list[int], context: list[int] | None = None, **more: Any) -> Plan:
         lens = np.array(context or [10] * len(limits))

@@ -32,13 +32,13 @@ class Tree:
         return found
 
     @property
-    def likeliest(self) -> int:
-        """Bits of the nodes in the chain of likeliest candidates."""
+    def most_likely(self) -> int:
+        """Bits of the nodes in the chain of most likely candidates."""
         return sum(1 << number for number, way in enumerate(self.ways) if not any(way))
 
 
 def chances_of(probabilities: Floats) -> list[list[float]]:
-    """Return chances of candidates, from the drafter's probabilities [K, C], likeliest first."""
+    """Return chances of candidates, from the drafter's probabilities, most likely first, [K, C]."""
     return [
         [of_place[0], *(min(one, of_place[0]) for one in of_place[1:])]
         for of_place in probabilities
@@ -46,7 +46,7 @@ def chances_of(probabilities: Floats) -> list[list[float]]:
 
 
 def grown(tokens: Sequence[Sequence[int]], chances: Floats, num_nodes: int, last: int) -> Tree:
-    """Return the likeliest nodes of all, likeliest first.
+    """Return the most likely nodes of all, best first.
 
     Args:
         tokens: candidates of each place, [K, C].

@@ -18,12 +18,14 @@ from vllm_dflash.planning.step import Plan, StepRecord
 
 
 class Erratic(ForcedTexts):
-    """Draws prices as well, which differ from rank to rank."""
+    """Draws rates as well, which differ from rank to rank."""
 
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
-        price, speedup = self._dice.random(2)
+        per_second, speedup = self._dice.random(2)
         return replace(
-            super().plan(ids, context_lens, max_drafts), utility_per_second=price, speedup=speedup
+            super().plan(ids, context_lens, max_drafts),
+            utility_per_second=per_second,
+            speedup=speedup,
         )
 
 
@@ -71,8 +73,8 @@ class Watched:
             plan(step, batch)
             agreed = step.plan
             numbers = (agreed.width, agreed.holds_for, agreed.is_probe)
-            prices = (agreed.utility_per_second, agreed.speedup)
-            self.decided.append((numbers, agreed.drafted.tolist(), prices))
+            rates = (agreed.utility_per_second, agreed.speedup)
+            self.decided.append((numbers, agreed.drafted.tolist(), rates))
 
         @functools.wraps(draft)
         def _draft(*args: Any) -> Any:

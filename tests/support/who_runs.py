@@ -23,7 +23,7 @@ Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cell:
+class EngineCell:
     """One engine: a drafter, a target, and settings."""
 
     runs: str
@@ -126,7 +126,7 @@ def who_runs(
     return (OURS, "") if is_ours and not left else (f"{found}, said {left}", "")
 
 
-def changed(pair: Any, cell: Cell, folder: Path) -> Any:
+def changed(pair: Any, cell: EngineCell, folder: Path) -> Any:
     """Return the pair with a cell's drafter and target. Others are written to this folder."""
     from support.pairs import Pair, as_speculators, drafter_config
     from support.targets import write_config
@@ -147,7 +147,7 @@ def changed(pair: Any, cell: Cell, folder: Path) -> Any:
     return Pair(target, drafter, pair.spec)
 
 
-def ends(pair: Any, cell: Cell) -> tuple[Any, Any, str]:
+def ends(pair: Any, cell: EngineCell) -> tuple[Any, Any, str]:
     """Return who runs a cell; who does if our own keys are set as well and the number of drafts,
     which vLLM asks for, is not; and what is said of it, as far as it is expected."""
     with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pair = make_pair(Path(folder))
         for cell in json.loads(sys.argv[1]):
-            print(json.dumps({"ends": ends(pair, Cell(**cell))}), flush=True)
+            print(json.dumps({"ends": ends(pair, EngineCell(**cell))}), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,19 @@ def test_the_page_of_the_architecture_names_every_file_that_runs_in_an_engine() 
     assert {name for name in names if name not in page} == set()
 
 
+def test_every_file_that_a_page_names_exists() -> None:
+    """In the repository, or in vLLM."""
+    vllm = Path(find_spec("vllm").origin).parent  # type: ignore[union-attr,arg-type]
+    ours = (ROOT / name for name in ("benchmarks", "examples", "scripts", "tests"))
+    known = [f"/{file}" for each in (PACKAGE, vllm, *ours) for file in each.rglob("*.py")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = re.compile(r"`([\w./]*\w+\.py)\b")
+    found = {(page.name, name) for page in pages for name in named.findall(page.read_text())}
+    assert len(found) > 200
+    ends = {path[at:] for path in known for at, sign in enumerate(path) if sign == "/"}
+    assert {(page, name) for page, name in found if f"/{name}" not in ends} == set()
+
+
 def test_every_mended_bug_has_an_issue_for_vllm() -> None:
     page = (ROOT / "docs" / "engineering" / "upstream.md").read_text()
     sections = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])

@@ -16,7 +16,7 @@ import numpy as np
 from vllm_dflash.planning import Floats, Ints
 
 PRIOR_TOKENS = 4.0
-"""Observations that all requests together are worth for one of them, and no bias for all."""
+"""Observations that all requests together are worth for one of them, and a ratio of 1 for all."""
 REQUEST_MEMORY, GLOBAL_MEMORY = 0.95, 0.98
 """What is left of the ratio of a request, and of all requests, after one more observed block."""
 REQUEST_FADES, GLOBAL_FADES = 8, 32
@@ -71,7 +71,7 @@ class Acceptance:
         self.last_step = np.full(num_rows, NEVER)
         """Step in which each request's drafts were last verified."""
         self.step = 0
-        """Steps of the engine so far."""
+        """Steps so far that were learned from."""
         self._last_of_all = 0
 
     def forget(self, rows: Ints) -> None:

@@ -9,8 +9,8 @@ weighs what drafts are expected to bring (`acceptance.py`) against what the step
     V2    whether all get a block or none, and how many drafts of each are verified. The device
           takes block or text
 
-What is not done is not measured. So now and then a step goes against the plan: it drafts those who
-were never measured, or longest ago, or it drafts no request (`Probes`).
+What is not done is not measured. So now and then a step goes against the plan: it verifies drafts
+of requests whose drafts never were, or longest ago, or it drafts no request (`Probes`).
 
 All of this sees the drafter's distribution and what became of earlier drafts, never a token that
 was sampled for the draft's position. So the output distribution is that of verifying any drafts
@@ -50,11 +50,12 @@ from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
 LEAST_LOST = 0.15
-"""Least that a plain step is taken to cost where drafting seems to pay, in plain steps."""
+"""Least that a step against the plan is taken to cost, in plain steps."""
 
 
 class Planner(DraftLearner):
-    """State and decisions of one engine. Until `start` is called, every step drafts K."""
+    """State and decisions of one engine. Until `start` is called, every step drafts K; with fixed
+    lengths V2 never calls it."""
 
     agrees_across_ranks = False  # it goes by measured times
     costs: StepCosts
@@ -76,8 +77,11 @@ class Planner(DraftLearner):
             most_free: V1: most drafts that a text predicts (F). On V2 it is K.
         """
         self.picks_requests = costs is not None
+        """Whether some requests can get a block and others none (V1); on V2 all or none do."""
         super().__init__(max_draft, max_requests, most_free if self.picks_requests else max_draft)
         self.probes, self.checks = Probes(), Probes(share=LEAST_SHARE)
+        self.beside = Probes(share=LEAST_SHARE)
+        """V2: probes in steps that run a block anyway."""
         self.speedup = 1.0
         """Expected rate of the last plan, relative to plain decoding."""
         self.is_started = False
@@ -91,11 +95,13 @@ class Planner(DraftLearner):
 
         Args:
             costs: costs of steps to start from.
-            choices: lengths that all requests of a step can be given; beyond K: for trees.
+            choices: V1: widths of blocks. V2: lengths that all requests of a step can be given;
+                beyond K: for trees.
             ragged_seconds: extra time of a step whose requests have different lengths.
         """
         self.is_started, self.costs = True, costs
-        self._uniform = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
+        self._choices = np.array(sorted({*choices} - {0}), dtype=np.int64)  # [C]
+        """Widths of blocks (V1), or lengths that all requests of a step can share (V2)."""
         self._ragged_seconds = float(ragged_seconds)
 
     # --- before drafting ------------------------------------------------------------------------
@@ -151,20 +157,20 @@ class Planner(DraftLearner):
             # What is not known to pay yet is tried with few requests.
             known = int((self.blocks.num_observed[rows] > 0).sum())
             most = 1 + count // PROBE_SHARE + 2 * known
-            drafting = best_drafted(self.costs, batch, free, self._uniform, most)
+            drafting = best_drafted(self.costs, batch, free, self._choices, most)
         elif max_drafts.any():
             drafting = self._all_blocks(batch, free)
         best = max(free, drafting, key=lambda plan: plan.rate)
         best = best if best.rate > MARGIN * plain.rate else plain
         best = replace(best, speedup=best.rate / plain.rate)
         self.speedup = best.speedup
-        passed = steps * plain_seconds
+        passed, least_lost = steps * plain_seconds, LEAST_LOST * plain_seconds
         if best.rate > plain.rate:
-            lost = max(best.speedup - 1.0, LEAST_LOST) * plain_seconds
+            lost = max((best.speedup - 1.0) * plain_seconds, least_lost)
             is_new = not self.costs.has_seen_plain(count)
             if self.checks.are_due(passed, lost, is_new=is_new):
                 return replace(plain, speedup=best.speedup, is_probe=True)
-        return self._probe(rows, batch, best, passed) or best
+        return self._probe(rows, batch, best, passed, least_lost) or best
 
     def _all_blocks(self, batch: Batch, free: Plan) -> Plan:
         """Return the best step in which all requests get a block."""
@@ -185,37 +191,42 @@ class Planner(DraftLearner):
     def _best_lengths(self, batch: Batch, curves: Floats, drafting: float, otherwise: Plan) -> Plan:
         """Return the step with the best lengths for drafts of this utility, [R, w]; `drafting`:
         seconds of its blocks."""
-        uniform = self._uniform[:0] if self.picks_requests else self._uniform
+        uniform = self._choices[:0] if self.picks_requests else self._choices
         world = self.costs, drafting, uniform, self._ragged_seconds
         if not self.picks_requests:  # on V1, a text's own end limits what it predicts
             within = np.arange(curves.shape[1]) < batch.max_drafts[:, None]
             curves = np.where(within, curves, 0.0)
         return best_lengths(batch, curves, otherwise, *world)
 
-    def _probe(self, rows: Ints, batch: Batch, best: Plan, passed: float) -> Plan | None:
-        """Return a plan that also drafts requests that do not seem to pay, if it is time."""
+    def _probe(
+        self, rows: Ints, batch: Batch, best: Plan, passed: float, least_lost: float
+    ) -> Plan | None:
+        """Return a plan that also verifies drafts that do not seem to pay, if it is time."""
         chosen = to_probe(batch, best, self.blocks.last_step[rows])
+        is_beside = best.runs_block and not self.picks_requests
+        if best.runs_block and (is_beside or not len(chosen)):  # blocks show what they are worth
+            self.probes.restart()
         if not len(chosen):
-            if best.runs_block:  # all are drafted, and none is left out
-                self.probes.restart()
             return None
         probe = self._probe_of(batch, best, chosen)
         lost = seconds_of(self.costs, batch, probe) - seconds_of(self.costs, batch, best)
+        lost = max(lost, least_lost)  # some rows alone would be due in every plan
         is_new = self.picks_requests and not self.blocks.num_observed[rows[chosen]].all()
-        promise = 0.0
-        if is_new or self.probes.share > LEAST_SHARE:  # else it would change nothing
+        promise, probes = 0.0, self.beside if is_beside else self.probes
+        if is_new or probes.share > LEAST_SHARE:  # else it would change nothing
             promise = max(perfect_rate(self.costs, batch) / best.rate - 1.0, 0.0)
-        is_due = self.probes.are_due(passed, lost, is_new=is_new, promise=promise)
+        is_due = probes.are_due(passed, lost, is_new=is_new, promise=promise)
         return probe if is_due else None
 
     def _probe_of(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
         """Return the plan with a block for the chosen requests too, of which some drafts are
-        verified. On V2 all get a block; and if different lengths take longer, all verify some."""
+        verified. On V2 all get a block; and if none would run and different lengths take longer,
+        all verify some."""
         length, drafted, lengths = PROBE_LENGTH, best.drafted.copy(), best.lengths.copy()
         drafted[chosen if self.picks_requests else slice(None)] = True
-        if self._ragged_seconds:
+        if self._ragged_seconds and not best.runs_block:
             chosen = np.flatnonzero(batch.max_drafts > 0)
-            length = int(self._uniform[np.searchsorted(self._uniform, min(length, self.max_draft))])
+            length = int(self._choices[np.searchsorted(self._choices, min(length, self.max_draft))])
         lengths[chosen] = np.maximum(lengths[chosen], np.minimum(length, batch.max_drafts[chosen]))
         return replace(best, drafted=drafted, width=self.max_draft, lengths=lengths, is_probe=True)
 
@@ -223,7 +234,7 @@ class Planner(DraftLearner):
         """Return the seconds of a step of R requests and the block after it, for S plans, [S];
         `lengths`: each plan's draft slots, [S, R]."""
         count, context = len(context_lens), float(context_lens.sum())
-        is_uniform = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._uniform)
+        is_uniform = (lengths == lengths[:, :1]).all(axis=1) & np.isin(lengths[:, 0], self._choices)
         rows, reading = count + lengths.sum(axis=1), (lengths @ context_lens).astype(np.float64)
         found: Floats = self.costs.target(count, rows, context, reading)
         found = found + self.costs.blocks(count, self.max_draft, context)

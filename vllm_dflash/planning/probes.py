@@ -15,7 +15,7 @@ from vllm_dflash.planning.search import Batch
 from vllm_dflash.planning.step import Plan
 
 PROBE_SHARE = 16
-"""A probe on V1 drafts one request, and one more per this many in the batch."""
+"""A probe tries one request, and one more per this many in the batch."""
 PROBE_LENGTH = 3
 """Drafts that a probe verifies, however little they seem worth, to test the estimates."""
 FIRST_SHARE, LEAST_SHARE = 0.015, 0.002
@@ -57,8 +57,11 @@ class Probes:
 
 
 def to_probe(batch: Batch, best: Plan, last_step: Ints) -> Ints:
-    """Return which of R requests to draft in a probe: those that the plan does not draft and that
-    were never measured, or longest ago; `last_step`: when that was, [R]."""
-    idle = np.flatnonzero((batch.max_drafts > 0) & ~best.drafted)
+    """Return which of R requests to probe: those of whose blocks the plan verifies nothing, and of
+    these the ones whose blocks were never verified, or longest ago.
+
+    `last_step`: when each one's last were, [R].
+    """
+    idle = np.flatnonzero((batch.max_drafts > 0) & ~(best.drafted & (best.lengths > 0)))
     longest_ago = np.argsort(last_step[idle], kind="stable")
     return idle[longest_ago[: 1 + batch.size // PROBE_SHARE]]

@@ -160,8 +160,6 @@ class StepRecord:
     """What the text predicts, and what became of its last prediction; None: nothing at all."""
     context_lens: Ints = field(default_factory=lambda: UNSET)
     """Tokens of context of each, where known, [R]."""
-    waiting: Ints = field(default_factory=lambda: UNSET)
-    """Context rows of each that must be stored before it can be drafted, [R]."""
     repeats_plan: bool = False
     """Whether an earlier step's plan is repeated."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))

@@ -125,7 +125,7 @@ class NgramIndex:
         """Return the first tokens of the last prediction for a request of the batch."""
         return self._batch[request].predicted[:length]
 
-    def restart(self, ids: Collection[str]) -> None:
+    def forget(self, ids: Collection[str]) -> None:
         """Forget the texts of these requests, which end, join the batch, or come back to it."""
         for name in ids:
             self._texts.pop(name, None)

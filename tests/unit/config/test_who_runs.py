@@ -22,7 +22,7 @@ from support.pairs import Pair
 from support.who_runs import (
     OURS,
     VLLMS,
-    Cell,
+    EngineCell,
     Settings,
     ends,
     engine,
@@ -39,63 +39,71 @@ LORA: Settings = {"enable_lora": True, "max_num_batched_tokens": 64, "max_num_se
 NO_TAPS: Settings = {"use_aux_hidden_state": False}
 MUSE, LAGUNA = "DFlashMuseGlimmerAssistantModel", "DFlashLagunaForCausalLM"
 DRAFTERS = [
-    Cell(OURS, speculative={"num_speculative_tokens": 7}, drafter={"block_size": None}),
-    Cell(OURS, drafter={"vocab_size": 310}),  # the target has 320, which may be padding
-    Cell(OURS, drafter={"max_position_embeddings": 64}),
-    Cell(VLLMS, "use_aux_hidden_state false", drafter={"dflash_config": NO_TAPS}),
-    Cell(VLLMS, "use_aux_hidden_state false", drafter=NO_TAPS),
+    EngineCell(OURS, speculative={"num_speculative_tokens": 7}, drafter={"block_size": None}),
+    EngineCell(OURS, drafter={"vocab_size": 310}),  # the target has 320, which may be padding
+    EngineCell(OURS, drafter={"max_position_embeddings": 64}),
+    EngineCell(VLLMS, "use_aux_hidden_state false", drafter={"dflash_config": NO_TAPS}),
+    EngineCell(VLLMS, "use_aux_hidden_state false", drafter=NO_TAPS),
     *(
-        Cell(VLLMS, f"{name}, which vLLM's own code runs", drafter={"architectures": [written]})
+        EngineCell(
+            VLLMS, f"{name}, which vLLM's own code runs", drafter={"architectures": [written]}
+        )
         for name in (MUSE, LAGUNA)
         for written in (name, name.removeprefix("DFlash"))
     ),
-    Cell(VLLMS, 'write "method": "dspark"', drafter={"speculators_model_type": "dspark"}),
+    EngineCell(VLLMS, 'write "method": "dspark"', drafter={"speculators_model_type": "dspark"}),
 ]
 CELLS = [
-    Cell(OURS),
-    Cell(OURS, speculative={"num_speculative_tokens": "3"}),
-    Cell(OURS, speculative={"num_speculative_tokens": 12}),  # more than a block has
-    Cell(OURS, speculative={"num_speculative_tokens_per_batch_size": [(1, 4, 7), (5, 64, 0)]}),
-    Cell(OURS, speculative={"draft_sample_method": "probabilistic"}),
-    Cell(
+    EngineCell(OURS),
+    EngineCell(OURS, speculative={"num_speculative_tokens": "3"}),
+    EngineCell(OURS, speculative={"num_speculative_tokens": 12}),  # more than a block has
+    EngineCell(
+        OURS, speculative={"num_speculative_tokens_per_batch_size": [(1, 4, 7), (5, 64, 0)]}
+    ),
+    EngineCell(OURS, speculative={"draft_sample_method": "probabilistic"}),
+    EngineCell(
         OURS,
         speculative={"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3},
     ),
-    Cell(OURS, settings={"data_parallel_size": 2}),
-    Cell(OURS, settings={**TWO_STAGES, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}),
-    Cell(OURS, settings={"scheduler_cls": SCHEDULER}),
-    Cell(OURS, settings=LORA),
-    Cell(OURS, settings={"enable_lora": True, "data_parallel_size": 2}),
-    Cell(VLLMS, PIPELINE, settings=TWO_STAGES),
-    Cell(VLLMS, "worker_cls is", settings={"worker_cls": VLLMS_WORKER}),
+    EngineCell(OURS, settings={"data_parallel_size": 2}),
+    EngineCell(
+        OURS, settings={**TWO_STAGES, "pipeline_parallel_size": 1, "tensor_parallel_size": 2}
+    ),
+    EngineCell(OURS, settings={"scheduler_cls": SCHEDULER}),
+    EngineCell(OURS, settings=LORA),
+    EngineCell(OURS, settings={"enable_lora": True, "data_parallel_size": 2}),
+    EngineCell(VLLMS, PIPELINE, settings=TWO_STAGES),
+    EngineCell(VLLMS, "worker_cls is", settings={"worker_cls": VLLMS_WORKER}),
     *DRAFTERS,
     # By name alone.
     *(replace(each, speculative={**each.speculative, "method": None}) for each in DRAFTERS),
-    Cell(VLLMS, "a hybrid without gated delta nets", family="NemotronH"),
-    Cell(OURS, family="Qwen3Next"),
-    Cell(OURS, family="Qwen3Moe"),
-    Cell(VLLMS, "the target has experts", settings={"data_parallel_size": 2}, family="Qwen3Moe"),
+    EngineCell(VLLMS, "a hybrid without gated delta nets", family="NemotronH"),
+    EngineCell(OURS, family="Qwen3Next"),
+    EngineCell(OURS, family="Qwen3Moe"),
+    EngineCell(
+        VLLMS, "the target has experts", settings={"data_parallel_size": 2}, family="Qwen3Moe"
+    ),
 ]
 ON_CUDA = [
-    Cell(OURS),
-    Cell(OURS, speculative={"enable_adaptive_verification": True}),
-    Cell(OURS, speculative={"use_local_argmax_reduction": True}),
-    Cell(OURS, settings={"data_parallel_size": 2}),
-    Cell(OURS, settings={"enable_lora": True}),
-    Cell(VLLMS, PIPELINE, settings={"pipeline_parallel_size": 2}),
-    Cell(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-    Cell(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0", "enable_lora": True}),
-    Cell(
+    EngineCell(OURS),
+    EngineCell(OURS, speculative={"enable_adaptive_verification": True}),
+    EngineCell(OURS, speculative={"use_local_argmax_reduction": True}),
+    EngineCell(OURS, settings={"data_parallel_size": 2}),
+    EngineCell(OURS, settings={"enable_lora": True}),
+    EngineCell(VLLMS, PIPELINE, settings={"pipeline_parallel_size": 2}),
+    EngineCell(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    EngineCell(VLLMS, ON_V1, settings={"VLLM_USE_V2_MODEL_RUNNER": "0", "enable_lora": True}),
+    EngineCell(
         VLLMS,
         "--enable-dbo",
         settings={"enable_dbo": True, "all2all_backend": "deepep_low_latency"},
     ),
-    Cell(VLLMS, "worker_cls is", settings={"worker_cls": "vllm.v1.worker.gpu_worker.Worker"}),
+    EngineCell(VLLMS, "worker_cls is", settings={"worker_cls": "vllm.v1.worker.gpu_worker.Worker"}),
 ]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_who_runs(pair: Pair, cell: Cell) -> None:
+def test_who_runs(pair: Pair, cell: EngineCell) -> None:
     assert ends(pair, cell) == (cell.runs, cell.runs, cell.words)
 
 

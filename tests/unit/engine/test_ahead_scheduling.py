@@ -44,16 +44,16 @@ def test_without_a_planner_a_step_with_room_for_drafts_runs_a_block() -> None:
 def test_before_anything_is_known_every_step_drafts_to_the_full(scheduler: Any) -> None:
     scheduled = schedule(scheduler, *map(str, range(64)))
     assert scheduled.num_spec_tokens_to_schedule == 7
-    assert plan_of(scheduled) == StepPlan(step=1, runs_block=True, length=7)
+    assert plan_of(scheduled) == StepPlan(runs_block=True, length=7)
 
 
 @pytest.mark.parametrize(
     ("lengths", "runs_block", "expected"),
     [
-        ((3, 0, 3, 1), True, StepPlan(1, True, 3, {"a": 3, "b": 0, "c": 3, "d": 1})),
-        ((3, 0, 3, 1), False, StepPlan(1, False, 3, {"a": 3, "b": 0, "c": 3, "d": 1})),
-        ((2, 2, 2, 2), True, StepPlan(1, True, 2)),
-        ((0, 0, 0, 0), True, StepPlan(1, False, 0)),  # nobody has room
+        ((3, 0, 3, 1), True, StepPlan(True, 3, {"a": 3, "b": 0, "c": 3, "d": 1})),
+        ((3, 0, 3, 1), False, StepPlan(False, 3, {"a": 3, "b": 0, "c": 3, "d": 1})),
+        ((2, 2, 2, 2), True, StepPlan(True, 2)),
+        ((0, 0, 0, 0), True, StepPlan(False, 0)),  # nobody has room
     ],
 )
 def test_the_plan_goes_with_the_step(
@@ -134,9 +134,9 @@ def test_each_request_has_its_own_number_of_drafts(monkeypatch: pytest.MonkeyPat
     """Five requests, in the step's own order. An inner one gets none, one is in its prompt, one is
     at its limit, and one was just admitted."""
     scheduler = bare(monkeypatch)
-    requests = {name: request(number, places=5) for number, name in enumerate("abwn", 100)}
+    requests = {name: request(number, draft_slots=5) for number, name in enumerate("abwn", 100)}
     requests["p"] = request(200)  # in its prompt: vLLM gives it no placeholders
-    requests["e"] = request(MAX_LEN - 4, places=5)
+    requests["e"] = request(MAX_LEN - 4, draft_slots=5)
     scheduler.requests = requests
     asked = plan_always(monkeypatch, 1, 3, 0, 5, 4)
     scheduled, _ = step(dict.fromkeys("enbpa", 0), {}, {"e": 1, "n": 1, "b": 6, "p": 30, "a": 2})

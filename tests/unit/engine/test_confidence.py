@@ -1,4 +1,4 @@
-"""How sure the drafter is of each token, computed on the device; in Triton's interpreter."""
+"""The confidence of the drafter in each token, computed on the device; in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_rows_of_anything(rows: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 9, TILE, TILE + 1, 3 * TILE + 17])
-def test_the_likeliest_token_and_its_probability(vocab_size: int, dtype: torch.dtype) -> None:
-    """Whatever the number of parts a row is read in. In bfloat16 several tokens are likeliest."""
+def test_the_most_likely_token_and_its_probability(vocab_size: int, dtype: torch.dtype) -> None:
+    """However many parts a row is read in. In bfloat16, several tokens are equally likely."""
     random = torch.Generator().manual_seed(0)
     logits = 4.0 * torch.randn(5, vocab_size + 3, generator=random)
     check(logits.to(dtype)[:, :vocab_size])  # the stride is longer than a row
@@ -62,7 +62,9 @@ def test_logits_further_apart_than_32_bits_count() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [8, TILE + 1, 3 * TILE + 17, 12 * TILE])
-def test_the_likeliest_tokens_and_their_probabilities(vocab_size: int, dtype: torch.dtype) -> None:
+def test_the_most_likely_tokens_and_their_probabilities(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
     """All of one part, each of another, ties, a row with few that are not forbidden, and NaN."""
     random = torch.Generator().manual_seed(0)
     logits = 4.0 * torch.randn(7, vocab_size, generator=random)

@@ -72,9 +72,9 @@ def test_walks_draw_what_verification_would(seed: int) -> None:
             row = scores[block * K + place]
             torch.testing.assert_close(row, all_scores[block, place, before])
             before = int(chosen[block, place])
-    _, likeliest = speculator._walk(hidden, None)
-    assert torch.equal(tokens[slots == 0], likeliest[slots == 0])  # temperature 0
-    assert not torch.equal(tokens, likeliest)
+    _, most_likely = speculator._walk(hidden, None)
+    assert torch.equal(tokens[slots == 0], most_likely[slots == 0])  # temperature 0
+    assert not torch.equal(tokens, most_likely)
 
 
 @pytest.mark.parametrize("asked", [False, True])

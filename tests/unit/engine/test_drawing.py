@@ -65,7 +65,7 @@ def test_tokens_are_drawn_and_drafts_accepted_as_by_hand(
 def test_vocabularies_of_several_tiles(
     vocab_size: int, dtype: torch.dtype, arithmetic: Arithmetic
 ) -> None:
-    """In bfloat16 several tokens are likeliest."""
+    """In bfloat16 several tokens are equally likely."""
     step = Step(Case(3, 3, vocab_size), vocab_size, dtype)
     with arithmetic():
         found, expected = step.check()
@@ -86,7 +86,7 @@ def greedy(logits: torch.Tensor, *drafts: int) -> tuple[list[int], int]:
     return sampled[:number], int(found.num_rejected[0])
 
 
-def test_of_the_likeliest_tokens_the_first_is_drawn() -> None:
+def test_of_equally_likely_tokens_the_first_is_drawn() -> None:
     """Within a tile, and in several."""
     logits = torch.zeros(1, 3 * TILE)
     assert greedy(logits) == ([0], 0)

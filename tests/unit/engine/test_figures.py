@@ -117,10 +117,10 @@ def test_the_scheduler_hands_on_what_came_with_the_output(monkeypatch: pytest.Mo
     ("verified", "invalid", "counted"),
     [({"b": 2}, {}, 2), ({"b": 4}, {"b": 1}, 3), ({"b": 2}, {"b": 1}, 2), ({}, {"b": 1}, 3)],
 )
-def test_drafts_are_counted_not_places_for_them(
+def test_drafts_are_counted_not_slots_for_them(
     monkeypatch: pytest.MonkeyPatch, verified: dict[str, int], invalid: dict[str, int], counted: int
 ) -> None:
-    """Request c has places that stayed empty; the drafts before it are not forgotten."""
+    """Request c has draft slots that stayed empty; the drafts before it are not forgotten."""
     scheduler = counting(CountingScheduler, monkeypatch)
     scheduler.verified_drafts = {"a": 4, "c": 0, **verified}
     stats = None

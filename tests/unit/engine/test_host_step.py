@@ -259,13 +259,15 @@ def test_steps_are_counted_and_new_plans_learned_from(monkeypatch: pytest.Monkey
 
 def test_rows_that_were_stored_are_those_of_the_step_and_those_that_waited() -> None:
     """Some rows are stored to make space for others, and some because a request is drafted."""
-    host = Host(Scripted(drafting(True, False)))
+    planner = Scripted(drafting(True, False))
+    host = Host(planner)
     backlog: Any = SimpleNamespace(
         add=lambda *_: 3, count=lambda *_: np.array([5, 9]), store=lambda *_: 5
     )
     host.backlog = backlog
     step, _ = host.step(7, 7)
-    assert (step.waiting.tolist(), step.context_rows) == ([5, 9], 3 + 5)
+    assert step.context_rows == 3 + 5
+    assert planner.asked[0]["waiting"].tolist() == [5, 9]
 
 
 def test_logits_that_were_not_finite_are_counted_by_request() -> None:

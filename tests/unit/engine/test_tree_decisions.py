@@ -27,7 +27,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 @given(SEEDS, st.sampled_from([1, 3, 7, 15]), st.sampled_from([1, 2, 8, 15, 64]), st.booleans())
 def test_trees_are_grown_as_by_hand(seed: int, width: int, nodes: int, is_wide: bool) -> None:
     """Parents come before their nodes, so cutting the end leaves a tree. Chances multiply to
-    survival, corrected by the request's own bias and that of all requests."""
+    survival, corrected by the request's own ratio and that of all requests."""
     world = Grown(seed, width, nodes, max(width, nodes) + is_wide)
     world.grow()
     for request, expected in enumerate(world.by_hand):
@@ -61,9 +61,9 @@ def test_chains_where_there_are_no_trees() -> None:
     assert not world.trees.sizes[world.of_request].any()
 
 
-def test_the_likeliest_chain_of_a_tree_is_graded_as_a_chain() -> None:
+def test_the_most_likely_chain_of_a_tree_is_graded_as_a_chain() -> None:
     """One request had a tree with a chain of three, of which two were accepted. The other had a
-    chain, in more places than a block has drafts."""
+    chain, in more draft slots than a block has drafts."""
     slots = DraftSlots(2, 4, CPU)
     slots.records[:, 0] = BLOCK
     confidence = slots.records[:, NUM_RECORD_FIELDS : NUM_RECORD_FIELDS + 4]

@@ -61,19 +61,19 @@ def test_sizes_that_did_not_pay_are_tried_again_one_day() -> None:
 
 
 @pytest.mark.parametrize("verified", tree_sizes(NODES))
-@pytest.mark.parametrize("sure", [0.6, 0.9])
-def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int) -> None:
+@pytest.mark.parametrize("chance", [0.6, 0.9])
+def test_what_is_learned_is_the_survival_of_the_nodes(chance: float, verified: int) -> None:
     """The expected drafts of a tree's first nodes are the sum of their survival, and likewise for a
     chain. This also holds if steps verify fewer nodes, and so cut the chain too early."""
     width, random = 15, np.random.default_rng(3)
-    chances = [[sure, 0.6 * (1 - sure), 0.3 * (1 - sure)]] * width
+    chances = [[chance, 0.6 * (1 - chance), 0.3 * (1 - chance)]] * width
     tokens = [[0, 1, 2]] * width
     tree = grown(tokens, chances, NODES, 9)
-    chain = np.cumprod(np.full(width, sure))
+    chain = np.cumprod(np.full(width, chance))
     gain = TreeGain(tree_sizes(NODES))
     ratios = []
     for _ in range(4000):
-        gain.record_step(*became(tree, verified, sure, random))
+        gain.record_step(*became(tree, verified, chance, random))
         ratios.append(gain.ratios)
     learned = np.mean(ratios[1000:], axis=0)
     sizes = [size for size in tree_sizes(NODES) if size <= verified]
@@ -83,18 +83,18 @@ def test_what_is_learned_is_the_survival_of_the_nodes(sure: float, verified: int
 
 
 def became(
-    tree: Tree, verified: int, sure: float, random: np.random.Generator
+    tree: Tree, verified: int, chance: float, random: np.random.Generator
 ) -> tuple[Outcomes, np.ndarray, np.ndarray]:
     """One step. Tokens by depth are drawn with the chances in the tree."""
-    odds = [sure, 0.6 * (1 - sure), 0.3 * (1 - sure), 0.1 * (1 - sure)]
+    odds = [chance, 0.6 * (1 - chance), 0.3 * (1 - chance), 0.1 * (1 - chance)]
     by_depth = random.choice(4, p=odds, size=99).tolist()
     drawn = [by_depth[0], *(by_depth[depth] for depth in tree.depths)]
     lengths = [len(path_of(tree, drawn, min(verified, size))) for size in (*TREE_CUTS, verified)]
     firsts = [node for node, way in enumerate(tree.ways[:verified]) if not any(way)]
-    came = next((n for n in range(len(firsts)) if by_depth[n]), len(firsts))
-    outcomes = outcomes_of([verified], 15, accepted=[came])
+    accepted = next((n for n in range(len(firsts)) if by_depth[n]), len(firsts))
+    outcomes = outcomes_of([verified], 15, accepted=[accepted])
     outcomes = outcomes._replace(tokens_if_truncated=1 + np.array([lengths[:3]]))
-    rest = sum(sure ** np.arange(1, 16 - len(firsts))) * (came == len(firsts))
+    rest = sum(chance ** np.arange(1, 16 - len(firsts))) * (accepted == len(firsts))
     return outcomes, np.array(lengths[3:]), np.array([rest])
 
 

@@ -1,4 +1,4 @@
-"""Which requests get draft trees, and how many places are kept for them."""
+"""Which requests get draft trees, and how many draft slots are kept for them."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def requests(*params: SamplingParams) -> Any:
     return {str(n): SimpleNamespace(sampling_params=each) for n, each in enumerate(params)}
 
 
-def places(
+def draft_slots(
     chains: list[int], living: Any, *, names: str, context: list[int], most_rows: int = 1000
 ) -> list[list[int]]:
-    """Return each request's places with trees of 7, 15 and 31 nodes, up to a length of 500."""
+    """Return each request's draft slots with trees of 7, 15 and 31 nodes, up to a length of 500."""
     config: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=7),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=most_rows + 7 * len(names)),
@@ -115,15 +115,15 @@ def places(
     return found.tolist()
 
 
-def test_places_for_trees_and_for_chains() -> None:
+def test_draft_slots_for_trees_and_for_chains() -> None:
     """One request may have a tree, one may not, one is near its end, one has no drafts, and one is
     gone."""
     fine, logprobs = SamplingParams(), SamplingParams(logprobs=1)
     living = requests(fine, logprobs, fine, fine)
     living = {name: living[name] for name in "3102"}
-    found = places([7, 7, 4, 0, 7], living, names="01234", context=[100, 100, 488, 100, 100])
+    found = draft_slots([7, 7, 4, 0, 7], living, names="01234", context=[100, 100, 488, 100, 100])
     assert found == [[7, 7, 7, 0, 7], [15, 7, 10, 0, 7], [31, 7, 10, 0, 7]]
-    longer = places([15, 15], living, names="01", context=[100, 100])
+    longer = draft_slots([15, 15], living, names="01", context=[100, 100])
     assert longer == [[7, 15], [15, 15], [31, 15]]  # chains are not cut
 
 
@@ -131,8 +131,8 @@ def test_a_step_has_rows_for_all_requests() -> None:
     """vLLM would leave out the requests that come last."""
     batch: dict[str, Any] = {"names": "0123", "context": [100] * 4}
     living = requests(*[SamplingParams()] * 4)
-    assert places([7] * 4, living, **batch, most_rows=64)[-1] == [15] * 4
-    assert places([7] * 4, living, **batch, most_rows=16)[-1] == [7] * 4  # as without trees
+    assert draft_slots([7] * 4, living, **batch, most_rows=64)[-1] == [15] * 4
+    assert draft_slots([7] * 4, living, **batch, most_rows=16)[-1] == [7] * 4  # as without trees
 
 
 def test_new_requests_branch_by_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,9 @@ from drafter_training.optimizers import adamw
 from drafter_training.sources import Cached
 from drafter_training.target_layers import as_drafter_layer, sizes_before_norms
 from drafter_training.trainer import Trainer
-from packaged_pairs.pair_table import DrafterShape
+from packaged_pairs.pair_table import PACKAGED_PAIRS, DrafterShape, PackagedPair
 from reference.reference_drafter import ReferenceDrafter
+from train_drafter import export
 from vllm_dflash.checkpoint.read import read_drafter
 
 PAIRS = [([1, 2, 3], [4, 5, 6, 7, 8]), ([9], [10, 11, 12])]
@@ -131,6 +132,23 @@ def test_what_is_written_is_read_as_a_checkpoint_and_drafts_the_same(
         hits.append(block_loss(one, blocks, features, embed, one.lm_head.weight, torch.float32))
     assert torch.equal(hits[0][0], hits[1][0])
     assert torch.equal(hits[0][1], hits[1][1])
+
+
+def test_a_drafter_is_exported_without_the_answers_it_learned_from(tmp_path: Path) -> None:
+    target = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    pair = PackagedPair(PACKAGED_PAIRS["smollm2"].packaged, tmp_path, SHAPE)
+    target.save_pretrained(pair.target)
+    with pytest.raises(SystemExit, match="run this with `train` first"):
+        export(pair, tmp_path / "out")
+    trainer, folder = make_trainer(target), tmp_path / "training"
+    folder.mkdir()
+    torch.save(torch.arange(0, 40, 2), folder / "vocabulary.pt")
+    trainer.average.norm.weight.data.fill_(0.25)
+    trainer.save(folder / "state.pt")
+    export(pair, tmp_path / "out")
+    loaded = ReferenceDrafter.load(read_drafter(str(tmp_path / "out")), tmp_path / "out")
+    assert loaded.norm.weight.unique().tolist() == [0.25]
+    assert loaded.target_ids(torch.arange(20)).tolist() == [*range(0, 40, 2)]
 
 
 def test_a_drafters_layer_computes_nearly_what_gemmas_does() -> None:

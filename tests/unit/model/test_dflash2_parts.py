@@ -58,14 +58,14 @@ def test_what_another_block_holds_does_not_matter() -> None:
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
 def test_the_walk_takes_the_best_successor_of_each_token(
-    blocks: int, places: int, candidates: int
+    blocks: int, positions: int, candidates: int
 ) -> None:
-    ids = torch.randint(0, 50, (blocks, places, candidates))
-    scores = torch.randn(blocks, places, candidates, candidates)
+    ids = torch.randint(0, 50, (blocks, positions, candidates))
+    scores = torch.randn(blocks, positions, candidates, candidates)
     tokens, confidence = walk(ids, scores)
     for block in range(blocks):
         before = 0
-        for place in range(places):
+        for place in range(positions):
             given_before = scores[block, place, before]
             before = int(given_before.argmax())
             assert tokens[block, place] == ids[block, place, before]

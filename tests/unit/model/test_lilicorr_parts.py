@@ -46,7 +46,9 @@ def one_rank() -> Any:
         yield
 
 
-def of(nested: dict[str, Any]) -> tuple[DrafterSpec, ReferenceLattice, dict[str, torch.Tensor]]:
+def drafter_of(
+    nested: dict[str, Any],
+) -> tuple[DrafterSpec, ReferenceLattice, dict[str, torch.Tensor]]:
     """Return the spec, a random head whose weights all matter, and its checkpoint tensors."""
     spec = parse_config("it", drafter_config(**lilicorr_config(dflash_config=nested)))
     assert spec.lilicorr is not None
@@ -58,12 +60,12 @@ def of(nested: dict[str, Any]) -> tuple[DrafterSpec, ReferenceLattice, dict[str,
     return spec, reference, {f"{LATTICE}{k}": v for k, v in reference.state_dict().items()}
 
 
-def inputs(spec: DrafterSpec, places: int) -> tuple[torch.Tensor, ...]:
+def inputs(spec: DrafterSpec, positions: int) -> tuple[torch.Tensor, ...]:
     """Return embeddings, log-probabilities, hidden states and newest context, for `scores`."""
     count = spec.num_candidates
     assert count is not None
-    log_probs = torch.randn(BLOCKS, places, 20).log_softmax(-1).topk(count).values
-    shapes = (BLOCKS, places, count, HIDDEN), (BLOCKS, places, HIDDEN), (BLOCKS, HIDDEN)
+    log_probs = torch.randn(BLOCKS, positions, 20).log_softmax(-1).topk(count).values
+    shapes = (BLOCKS, positions, count, HIDDEN), (BLOCKS, positions, HIDDEN), (BLOCKS, HIDDEN)
     embeddings, hidden, newest = (torch.randn(shape) for shape in shapes)
     return embeddings, log_probs, hidden, newest
 
@@ -77,11 +79,11 @@ def scores_of(head: LiLiCorrHead, given: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 @pytest.mark.parametrize("nested", WIDTHS.values(), ids=WIDTHS)
-@pytest.mark.parametrize("places", [1, 3, 7])
+@pytest.mark.parametrize("positions", [1, 3, 7])
 @torch.inference_mode()
-def test_the_reference_scores_as_vllm(nested: dict[str, Any], places: int) -> None:
+def test_the_reference_scores_as_vllm(nested: dict[str, Any], positions: int) -> None:
     """Including blocks that are narrower than it was trained for."""
-    spec, reference, tensors = of(nested)
+    spec, reference, tensors = drafter_of(nested)
     assert spec.lilicorr is not None
     head = LiLiCorrHead(
         model_hidden_size=HIDDEN,
@@ -94,7 +96,7 @@ def test_the_reference_scores_as_vllm(nested: dict[str, Any], places: int) -> No
     for name, parameter in parameters.items():
         parameter.copy_(tensors[f"{LATTICE}{name}"])
     head.materialize_inference_buffers(torch.device("cpu"), torch.float32)
-    given = inputs(spec, places)
+    given = inputs(spec, positions)
     scores = reference.scores(*given)
     torch.testing.assert_close(scores, scores_of(head, given), rtol=1e-4, atol=1e-4)
     assert (scores[:, :, 0] == scores[:, :, -1]).all(-1)[:, 0].all()
@@ -104,7 +106,7 @@ def test_the_reference_scores_as_vllm(nested: dict[str, Any], places: int) -> No
 
 @torch.inference_mode()
 def test_candidates_are_those_of_vllm() -> None:
-    _, reference, _ = of({})
+    _, reference, _ = drafter_of({})
     head = ParallelLMHead(30, HIDDEN)
     torch.nn.init.normal_(head.weight)
     head.quant_method.process_weights_after_loading(head)
@@ -125,7 +127,7 @@ def test_the_walk_of_one_block_is_that_of_many() -> None:
 @torch.inference_mode()
 def test_layers_that_a_checkpoint_numbers() -> None:
     """As in the first exports, with a tensor of another module beside them."""
-    spec, reference, tensors = of({})
+    spec, reference, tensors = drafter_of({})
     numbered = {"layers.0.mlp.up_proj.weight": torch.zeros(1)}
     for name, tensor in tensors.items():
         for called, number in OLD_NAMES.items():

@@ -38,38 +38,38 @@ class ByHand:
         self.last: list[int | None] = [None] * ROWS
         self.last_of_all = 0
 
-    def observe(self, step: int, drafts: Drafts) -> None:
+    def record(self, step: int, drafts: Drafts) -> None:
         fades = max(len(drafts), min(step - self.last_of_all, GLOBAL_FADES))
         self.of_all = [GLOBAL_MEMORY**fades * one for one in self.of_all]
         for row, (confidence, verified, accepted) in drafts.items():
-            last, expected, came = self.last[row], 0.0, 0
+            last, expected, counted = self.last[row], 0.0, 0
             idle = REQUEST_FADES if last is None else min(max(step - last, 1), REQUEST_FADES)
             for place in range(verified):
                 is_right = place < accepted
-                sure = confidence[place]
-                expected += 1.0 - sure if self.of_texts else sure
-                came += is_right != self.of_texts
+                chance = confidence[place]
+                expected += 1.0 - chance if self.of_texts else chance
+                counted += is_right != self.of_texts
                 if not is_right:  # those after it were not tried
                     break
             kept = [REQUEST_MEMORY**idle * one for one in self.requests[row]]
-            self.requests[row] = [kept[0] + expected, kept[1] + came]
-            self.of_all = [self.of_all[0] + expected, self.of_all[1] + came]
+            self.requests[row] = [kept[0] + expected, kept[1] + counted]
+            self.of_all = [self.of_all[0] + expected, self.of_all[1] + counted]
             self.last[row] = step
         self.last_of_all = step
 
     def ratio(self, row: int) -> float:
-        expected, came = self.of_all
-        of_all = (came + PRIOR_TOKENS) / (expected + PRIOR_TOKENS)
-        expected, came = self.requests[row]
-        return (came + PRIOR_TOKENS * of_all) / (expected + PRIOR_TOKENS)
+        expected, accepted = self.of_all
+        of_all = (accepted + PRIOR_TOKENS) / (expected + PRIOR_TOKENS)
+        expected, accepted = self.requests[row]
+        return (accepted + PRIOR_TOKENS * of_all) / (expected + PRIOR_TOKENS)
 
     def survival(self, row: int, confidence: list[float]) -> list[float]:
         alive, found = 1.0, []
-        for sure in confidence:
+        for chance in confidence:
             if self.of_texts:
-                alive *= max(1.0 - self.ratio(row) * (1.0 - sure), 0.0) if sure > 0.0 else 0.0
+                alive *= max(1.0 - self.ratio(row) * (1.0 - chance), 0.0) if chance > 0.0 else 0.0
             else:
-                alive *= min(self.ratio(row) * sure, 1.0)
+                alive *= min(self.ratio(row) * chance, 1.0)
             found.append(alive)
         return found
 
@@ -91,7 +91,7 @@ def test_what_is_learned_equals_plain_bookkeeping(
         learned.step += passed
         confidence, verified, accepted = map(np.array, zip(*drafts.values(), strict=True))
         learned.record_outcomes(np.array([*drafts]), confidence, verified, accepted)
-        by_hand.observe(learned.step, drafts)
+        by_hand.record(learned.step, drafts)
         rows = np.arange(ROWS)
         assert learned.ratio(rows) == pytest.approx([by_hand.ratio(row) for row in range(ROWS)])
         again = confidence[np.arange(ROWS) % len(confidence)]
@@ -100,7 +100,12 @@ def test_what_is_learned_equals_plain_bookkeeping(
 
 
 def learn(
-    learned: Acceptance, times: int, accepted: int, *, rows: tuple[int, ...] = (0,), sure: float
+    learned: Acceptance,
+    times: int,
+    accepted: int,
+    *,
+    confidence: float,
+    rows: tuple[int, ...] = (0,),
 ) -> None:
     """Verify drafts of this confidence in so many steps."""
     count = len(rows)
@@ -108,7 +113,7 @@ def learn(
         learned.step += 1
         learned.record_outcomes(
             np.array(rows),
-            np.full((count, WIDTH), sure),
+            np.full((count, WIDTH), confidence),
             np.full(count, WIDTH),
             np.full(count, accepted),
         )
@@ -118,13 +123,13 @@ def test_a_ratio_shrinks_towards_that_of_all() -> None:
     """The less a request has shown, the more."""
     learned = Acceptance(WIDTH, ROWS, of_texts=False)
     assert learned.ratio(np.arange(ROWS)).tolist() == [1.0] * ROWS
-    learn(learned, 200, 0, rows=(0, 1), sure=0.9)
+    learn(learned, 200, 0, rows=(0, 1), confidence=0.9)
     of_all = float(learned.ratio(np.array([2]))[0])
     assert of_all < 0.2
-    learn(learned, 1, WIDTH, rows=(2,), sure=0.9)
+    learn(learned, 1, WIDTH, rows=(2,), confidence=0.9)
     once, new = learned.ratio(np.array([2, 3]))
     assert new < once < (3 + PRIOR_TOKENS * new) / (2.7 + PRIOR_TOKENS) + 1e-9
-    learn(learned, 60, WIDTH, rows=(2,), sure=0.9)
+    learn(learned, 60, WIDTH, rows=(2,), confidence=0.9)
     assert learned.ratio(np.array([2]))[0] == pytest.approx(1 / 0.9, rel=0.1)
     assert learned.ratio(np.array([0]))[0] < 0.2, "though all together now do better"
 
@@ -132,7 +137,7 @@ def test_a_ratio_shrinks_towards_that_of_all() -> None:
 def test_of_texts_failures_count() -> None:
     """A long match whose confidence is near 1 leaves little room above, and much below."""
     learned = Acceptance(WIDTH, ROWS, of_texts=True)
-    learn(learned, 100, 0, sure=0.9)
+    learn(learned, 100, 0, confidence=0.9)
     ratio = float(learned.ratio(np.array([0]))[0])
     assert ratio > 4
     found = learned.survival(np.array([0]), np.array([[0.9, 0.99, 0.0]]))[0]
@@ -141,14 +146,14 @@ def test_of_texts_failures_count() -> None:
     assert found[2] == 0.0, "nothing is predicted there"
     assert learned.survival(np.array([0]), np.array([[0.5, 0.5, 0.5]])).tolist() == [[0.0] * 3]
     better = Acceptance(WIDTH, ROWS, of_texts=True)
-    learn(better, 100, WIDTH, sure=0.5)
+    learn(better, 100, WIDTH, confidence=0.5)
     assert better.survival(np.array([0]), np.array([[0.5, 0.5, 0.5]]))[0, 0] > 0.85
 
 
 @pytest.mark.parametrize(("of_texts", "own", "others"), [(False, 0.1, 0.2), (True, 0.2, 0.4)])
 def test_nonsense_is_soon_worth_little(of_texts: bool, own: float, others: float) -> None:
     learned = Acceptance(WIDTH, ROWS, of_texts=of_texts)
-    learn(learned, 40, 0, sure=0.8)
+    learn(learned, 40, 0, confidence=0.8)
     found = learned.survival(np.array([0, 1]), np.full((2, WIDTH), 0.8))[:, 0]
     assert found[0] < own
     assert found[1] < others
@@ -157,23 +162,23 @@ def test_nonsense_is_soon_worth_little(of_texts: bool, own: float, others: float
 def test_old_evidence_fades_but_a_pause_is_no_amnesia() -> None:
     """However long it was: what was known of a request is worth two thirds of itself at least."""
     learned = Acceptance(WIDTH, ROWS, of_texts=False)
-    learn(learned, 50, 0, sure=0.9)
+    learn(learned, 50, 0, confidence=0.9)
     before = learned.counts[0, 0]
     learned.step += 10_000
-    learn(learned, 1, 0, sure=0.9)
+    learn(learned, 1, 0, confidence=0.9)
     assert learned.counts[0, 0] - 0.9 == pytest.approx(REQUEST_MEMORY**REQUEST_FADES * before)
     assert REQUEST_MEMORY**REQUEST_FADES > 0.65
     learned = Acceptance(WIDTH, ROWS, of_texts=False)
-    learn(learned, 50, 0, sure=0.9)
+    learn(learned, 50, 0, confidence=0.9)
     before = learned.of_all[0]
     learned.step += 10_000
-    learn(learned, 1, 0, rows=(1,), sure=0.9)
+    learn(learned, 1, 0, rows=(1,), confidence=0.9)
     assert learned.of_all[0] - 0.9 == pytest.approx(GLOBAL_MEMORY**GLOBAL_FADES * before)
 
 
 def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
     learned = Acceptance(WIDTH, ROWS, of_texts=False)
-    learn(learned, 9, 0, sure=0.9)
+    learn(learned, 9, 0, confidence=0.9)
     learned.record_drafts(np.array([0]), np.full((1, WIDTH), 0.3))
     learned.forget(np.array([0]))
     typical = np.array([0, 3])

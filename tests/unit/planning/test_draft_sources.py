@@ -71,9 +71,9 @@ def test_a_probe_verifies_the_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "limits", "is_probe", "lengths"),
+    ("per_second", "limits", "is_probe", "lengths"),
     [
-        # A row costs 1 ms, so a draft's worth must be at least a thousandth of the price.
+        # A row costs 1 ms, so a draft's utility must be a thousandth of that per second.
         (127, [3, 3], False, [3, 1]),
         (131, [3, 3], False, [2, 1]),
         (319, [3, 3], False, [2, 1]),
@@ -87,12 +87,12 @@ def test_a_probe_verifies_the_block() -> None:
     ],
 )
 def test_drafts_are_cut_where_they_are_not_worth_their_time(
-    price: float, limits: list[int], is_probe: bool, lengths: list[int]
+    per_second: float, limits: list[int], is_probe: bool, lengths: list[int]
 ) -> None:
     """Survival is 0.9, 0.72, 0.36 for one request, worth 0.642, 0.321 and 0.129; and 0.4, 0.04,
     0.004 for the other, worth 0.336, 0.028 and 0.003."""
     ours = ToldPlanner(0.9, 0.8, 0.7)
-    step = drafted_step([True, True], limits, utility_per_second=price, is_probe=is_probe)
+    step = drafted_step([True, True], limits, utility_per_second=per_second, is_probe=is_probe)
     confidence = np.array([[0.9, 0.8, 0.5], [0.4, 0.1, 0.1]])
     assert ours.choose(step, confidence)[0].tolist() == lengths
 

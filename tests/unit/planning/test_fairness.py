@@ -28,9 +28,9 @@ def survival_of(chances: list[list[float]]) -> Floats:
 @given(CHANCES)
 def test_worth_of_a_draft(chances: list[list[float]]) -> None:
     survival = survival_of(chances)
-    worth = utility_of(survival)
-    assert worth.cumsum(axis=1) == pytest.approx(np.log(1 + survival.cumsum(axis=1)))
-    assert (np.diff(worth, axis=1) <= 1e-12).all(), "so the best n drafts are prefixes"
+    utility = utility_of(survival)
+    assert utility.cumsum(axis=1) == pytest.approx(np.log(1 + survival.cumsum(axis=1)))
+    assert (np.diff(utility, axis=1) <= 1e-12).all(), "so the best n drafts are prefixes"
 
 
 def speeds(survival: Floats, lengths: Ints) -> Floats:
@@ -40,13 +40,13 @@ def speeds(survival: Floats, lengths: Ints) -> Floats:
     return (1 + np.array(accepted)) / seconds
 
 
-def best_of(worth: Floats) -> Plan:
+def best_of(utility: Floats) -> Plan:
     """Return the best lengths of any."""
-    count, width = worth.shape
+    count, width = utility.shape
     zeros = np.zeros(count, np.int64)
-    batch = Batch(zeros, zeros + width, zeros, worth, worth)
+    batch = Batch(zeros, zeros + width, zeros, utility, utility)
     otherwise = Plan.without_block(count, lengths=zeros, rate=1.0)
-    return best_lengths(batch, worth, otherwise, COSTS, 0.0, np.zeros(0, np.int64), 0.0)
+    return best_lengths(batch, utility, otherwise, COSTS, 0.0, np.zeros(0, np.int64), 0.0)
 
 
 @given(CHANCES)
@@ -65,19 +65,21 @@ def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None
 
 
 @given(CHANCES)
-def test_at_the_price_of_the_best_step_no_other_is_worth_more(chances: list[list[float]]) -> None:
-    """So a step's drafts can be cut one by one once its price is known."""
-    worth = utility_of(survival_of(chances))
-    found = best_of(worth)
+def test_by_the_best_steps_utility_per_second_no_other_is_better(
+    chances: list[list[float]],
+) -> None:
+    """So a step's drafts can be cut one by one once its utility per second is known."""
+    utility = utility_of(survival_of(chances))
+    found = best_of(utility)
 
     def value(lengths: Ints) -> float:
-        gain = sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True))
+        gain = sum(one[:n].sum() for one, n in zip(utility, lengths, strict=True))
         return float(gain - found.utility_per_second * lengths.sum() / 1000)
 
-    best = max(value(np.array(one)) for one in product(range(4), repeat=len(worth)))
+    best = max(value(np.array(one)) for one in product(range(4), repeat=len(utility)))
     assert value(found.lengths) == pytest.approx(best, abs=1e-9)
-    seconds = (10 + len(worth) + found.lengths.sum()) / 1000
-    assert found.utility_per_second == pytest.approx(len(worth) / seconds)
+    seconds = (10 + len(utility) + found.lengths.sum()) / 1000
+    assert found.utility_per_second == pytest.approx(len(utility) / seconds)
 
 
 @given(CHANCES, st.integers(1, 9))
@@ -122,8 +124,8 @@ def test_no_request_waits_long_for_the_drafts_of_another() -> None:
     assert text_of_one(1)[0] == 20, "alone, it keeps nobody waiting"
 
 
-def test_v2_gives_few_places_to_the_only_copy_of_many() -> None:
-    places = {}
+def test_v2_gives_few_draft_slots_to_the_only_copy_of_many() -> None:
+    lengths = {}
     for count in (1, 32):
         ours = Planner(15, count)
         ours.start(straight_costs(), range(16))
@@ -131,6 +133,6 @@ def test_v2_gives_few_places_to_the_only_copy_of_many() -> None:
         ours.texts.curves[rows[0]] = 0.99 ** np.arange(1, 16)
         ours.blocks.curves[rows] = 0.0
         plan = ours.plan(names(count), np.full(count, 10), np.full(count, 15))
-        places[count] = int(plan.lengths[0])
-    assert places[32] <= 1
-    assert places[1] >= 4
+        lengths[count] = int(plan.lengths[0])
+    assert lengths[32] <= 1
+    assert lengths[1] >= 4

@@ -25,7 +25,7 @@ def test_one_long_context_gets_no_drafts_and_short_ones_go_on() -> None:
     assert plan.lengths.tolist() == [3, 0, 3, 3]
 
 
-def observe(planner: Planner, verified: list[int], accepted: list[int], **more: Any) -> None:
+def learn(planner: Planner, verified: list[int], accepted: list[int], **more: Any) -> None:
     """Learn from a step of V2's."""
     step = step_of(names(len(verified)), np.array(verified), np.array(accepted))
     planner.learn_outcomes(
@@ -34,7 +34,7 @@ def observe(planner: Planner, verified: list[int], accepted: list[int], **more: 
 
 
 def going_on(planner: Planner, times: int = 30) -> None:
-    """Observe steps where one request's text comes true, and the other's predicts nothing."""
+    """Learn from steps where one request's text comes true, and the other's predicts nothing."""
     for _ in range(times):
         step = step_of(names(2), np.array([3, 0]), np.array([3, 0]))
         told = outcomes_of(
@@ -64,13 +64,13 @@ def test_what_a_match_promised_fades_when_it_has_ended() -> None:
     going_on(planner)
     assert planner.plans([3, 3]).lengths[0] == 3
     for _ in range(30):
-        observe(planner, [0, 0], [0, 0])
+        learn(planner, [0, 0], [0, 0])
     assert not planner.plans([3, 3]).lengths.any()
 
 
 def test_each_kind_of_drafts_learns_from_its_own() -> None:
     planner = ToldPlanner(0.8, 0.6, 0.5, v2=v2())
-    observe(planner, [3, 2, 0], [1, 2, 0], confidence=0.7)
+    learn(planner, [3, 2, 0], [1, 2, 0], confidence=0.7)
     assert planner.blocks.of_all.tolist() == pytest.approx([4 * 0.7, 3])
     assert planner.texts.of_all.tolist() == [0, 0]
     assert planner.ratios_of_blocks(names(1))[0] == planner.blocks.ratio(planner.rows(names(1)))
@@ -80,10 +80,10 @@ def test_each_kind_of_drafts_learns_from_its_own() -> None:
         "num_observed": [2, 3, 0],
         "num_correct": [1, 2, 0],
     }
-    observe(planner, [3, 2, 0], [1, 2, 0], source=TEXT, **told)
+    learn(planner, [3, 2, 0], [1, 2, 0], source=TEXT, **told)
     assert planner.blocks.of_all.tolist() == pytest.approx([4 * 0.7, 3])
     expected, failed = planner.texts.of_all
-    assert failed == pytest.approx(1), "of the first; both of the second's came true"
+    assert failed == pytest.approx(1), "of the first; both of the second's were right"
     assert expected > 0
 
 
@@ -91,10 +91,10 @@ def test_of_a_text_beside_other_drafts_only_the_first_token_counts() -> None:
     """How many tokens are known then shows how easy they were."""
     planner = ToldPlanner(0.8, 0.6, 0.5, v2=v2())
     told: dict[str, Any] = {"matches": 5, "lengths": 3, "num_observed": [3], "num_correct": [2]}
-    observe(planner, [3], [2], confidence=0.7, **told)
+    learn(planner, [3], [2], confidence=0.7, **told)
     assert planner.texts.of_all[1] == 0
     told["num_correct"] = [0]
-    observe(planner, [3], [2], confidence=0.7, **told)
+    learn(planner, [3], [2], confidence=0.7, **told)
     assert planner.texts.of_all[1] == 1
 
 

@@ -1,4 +1,4 @@
-"""When a step goes against the plan, for whom, and at what price."""
+"""When a step goes against the plan, for whom, and at what cost."""
 
 from __future__ import annotations
 
@@ -169,6 +169,33 @@ def test_on_v2_a_probe_drafts_all_and_verifies_some(
     assert (plan.runs_block, plan.drafted.all(), plan.lengths.tolist()) == (True, True, lengths)
     assert plan.is_probe
     assert planner.plans([1] * count).lengths.max() == 1
+
+
+def test_on_v2_who_has_no_drafts_verified_is_probed_beside_the_others() -> None:
+    """All have a block, but only the first and the third have drafts that are worth their rows. So
+    what became of the others' drafts is not seen, until a probe verifies some."""
+    planner = ToldPlanner(*USELESS, v2=v2(1, 2, 3, 4))
+    planner.costs.context = straight(0, 0)
+    rows = planner.rows(names(4))
+    planner.blocks.curves[rows[[0, 2]]] = 0.95, 0.9, 0.85, 0.8
+    planner.blocks.last_step[rows] = 5, 7, 5, 6
+    plan = planner.plans([4] * 4)
+    assert (plan.drafted.all(), plan.lengths.tolist()) == (True, [4, 0, 4, 0])
+    planner.beside.due = True
+    plan = planner.plans([4] * 4)
+    assert (plan.is_probe, plan.lengths.tolist()) == (True, [4, 0, 4, 3])
+    # Probes that draft blocks begin anew, as the others' drafts pay.
+    assert (planner.probes.asked, planner.probes.restarts) == ([], 2)
+
+
+def test_a_probe_is_charged_a_share_of_a_plain_step_at_least() -> None:
+    """Otherwise it would be due in every plan."""
+    planner = ToldPlanner(*USELESS, v2=v2(1, 2, 3, 4))
+    planner.costs = StepCosts(straight(10, 0.1), straight(0, 0), straight(0, 0), 64)
+    planner.blocks.curves[planner.rows(names(2))[0]] = 0.95, 0.9, 0.85, 0.8
+    assert planner.plans([4] * 2).lengths.tolist() == [4, 0]
+    ((_, lost, _),) = planner.beside.asked
+    assert lost == pytest.approx(LEAST_LOST * 0.0102)
 
 
 # --- plain decoding -------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def all_lengths(limits: list[int]) -> Ints:
     return np.array([*product(*(range(limit + 1) for limit in limits))])
 
 
-def summed(worth: Floats, lengths: Ints) -> float:
-    return float(sum(one[:n].sum() for one, n in zip(worth, lengths, strict=True)))
+def summed(utility: Floats, lengths: Ints) -> float:
+    return float(sum(one[:n].sum() for one, n in zip(utility, lengths, strict=True)))
 
 
 def plain_of(costs: StepCosts, count: int, context: float) -> Plan:
@@ -63,15 +63,15 @@ def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
     lens: list[int],
     increments: list[float],
     reading: float,
-    price: float,
+    per_second: float,
 ) -> None:
     """Compared with every combination of lengths, for every number of rows."""
-    worth = utility_of(np.array(conditional).cumprod(axis=1))
-    count, context = len(worth), np.array(lens[: len(worth)])
+    utility = utility_of(np.array(conditional).cumprod(axis=1))
+    count, context = len(utility), np.array(lens[: len(utility)])
     costs = costs_of(increments, Attention(draft=reading))
-    requests, gain, seconds = best_first(costs, worth, context, price)
+    requests, gain, seconds = best_first(costs, utility, context, per_second)
     each = all_lengths([WIDTH] * count)
-    gains = np.array([summed(worth, one) for one in each])
+    gains = np.array([summed(utility, one) for one in each])
     times = np.array(
         [
             float(costs.target(count, count + one.sum(), context.sum(), one @ context))
@@ -80,17 +80,19 @@ def test_the_best_n_drafts_are_prefixes_of_requests_drafts(
     )
     for n in range(len(requests) + 1):
         lengths = np.bincount(requests[:n], minlength=count)
-        assert gain[n] == pytest.approx(summed(worth, lengths))
+        assert gain[n] == pytest.approx(summed(utility, lengths))
         is_one = (each == lengths).all(axis=1)
         assert seconds[n] == pytest.approx(times[is_one][0])
         as_many = each.sum(axis=1) == n
-        assert gain[n] - price * seconds[n] >= (gains - price * times)[as_many].max() - 1e-9
-    assert (gain - price * seconds).max() >= (gains - price * times).max() - 1e-9
+        assert (
+            gain[n] - per_second * seconds[n] >= (gains - per_second * times)[as_many].max() - 1e-9
+        )
+    assert (gain - per_second * seconds).max() >= (gains - per_second * times).max() - 1e-9
 
 
 def test_of_equals_the_first_come_first() -> None:
-    worth = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
-    requests, gain, _ = best_first(straight_costs(), worth, np.zeros(3, np.int64), 0.0)
+    utility = np.array([[0.5, 0.5], [0.9, 0.5], [0.5, 0.5]])
+    requests, gain, _ = best_first(straight_costs(), utility, np.zeros(3, np.int64), 0.0)
     assert requests.tolist() == [1, 0, 0, 1, 2, 2]
     assert gain.tolist() == pytest.approx([0, 0.9, 1.4, 1.9, 2.4, 2.9, 3.4])
     nothing = best_first(straight_costs(), np.zeros((2, 0)), np.zeros(2, np.int64), 1.0)
@@ -123,17 +125,17 @@ def test_lengths_are_the_best_of_all(
 ) -> None:
     survival = np.array(conditional).cumprod(axis=1)
     count, limits = len(survival), np.array(most[: len(survival)])
-    worth = np.where(np.arange(WIDTH) < limits[:, None], utility_of(survival), 0.0)
+    utility = np.where(np.arange(WIDTH) < limits[:, None], utility_of(survival), 0.0)
     costs, alike = costs_of(increments, Attention()), np.array(sorted(allowed), np.int64)
-    batch, otherwise = batch_of(worth, max_drafts=limits), plain_of(costs, count, 0.0)
+    batch, otherwise = batch_of(utility, max_drafts=limits), plain_of(costs, count, 0.0)
     same = {tuple(np.minimum(one, limits).tolist()) for one in alike.tolist()}
 
     def rate(lengths: Ints) -> tuple[float, float]:
         more = 0.0 if tuple(lengths.tolist()) in same else ragged_seconds
         seconds = costs.target(count, count + lengths.sum()) + drafting + more
-        return float(rate_of(count, summed(worth, lengths), seconds)), float(seconds)
+        return float(rate_of(count, summed(utility, lengths), seconds)), float(seconds)
 
-    found = best_lengths(batch, worth, otherwise, costs, drafting, alike, ragged_seconds)
+    found = best_lengths(batch, utility, otherwise, costs, drafting, alike, ragged_seconds)
     assert (found.lengths <= limits).all()
     own, seconds = rate(found.lengths)
     assert found.rate == pytest.approx(own)
@@ -231,6 +233,6 @@ def test_no_drafts_of_one_request_or_of_all_are_better_than_perfect_ones(
         seconds = float(costs.target(count, count + drafts, 700.0 * count, 700.0 * drafts))
         seconds += float(costs.draft.at(some * (1 + width))) + reading * 700 * some
         seconds += float(costs.context.at(some))
-        worth = utility_of(np.ones((some, width))).sum()
-        ways.append(float(rate_of(count, worth, seconds)))
+        utility = utility_of(np.ones((some, width))).sum()
+        ways.append(float(rate_of(count, utility, seconds)))
     assert perfect_rate(costs, batch) == pytest.approx(max(ways))

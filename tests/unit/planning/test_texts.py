@@ -191,7 +191,7 @@ def test_who_joins_the_batch_is_read_anew() -> None:
     engine.start(0, [1, 2, 3, 4, 5, 6, 1])
     assert engine.step(["a"], [[2]]).lengths.tolist() == [5]
     engine.start(0, [7, 8, 9, 4, 5, 6, 3, 5, 7])
-    engine.matches.restart(["a", "of another batch"])
+    engine.matches.forget(["a", "of another batch"])
     found = engine.step(["a"], [[8]])
     assert found.num_observed.tolist() == [0]
     assert engine.predicted(0, 2) == [9, 4]

@@ -42,7 +42,9 @@ class DraftStatistics:
     skipped_steps: int = _shown(
         "Steps in which drafts could have been used and the drafter did not run."
     )
-    probes: int = _counter("Drafted steps that only tested whether drafting pays.")
+    probes: int = _counter(
+        "Drafted steps against the plan, which measure drafts that do not seem to pay."
+    )
     drafted_requests: int = _shown(
         "Requests of drafted steps whose draft length was chosen, 0 included."
     )

@@ -82,7 +82,7 @@ class HostStep:
         for name in changed:
             self._handed_over.pop(name, None)
         if self.free_drafts is not None:
-            self.free_drafts.restart(changed)
+            self.free_drafts.forget(changed)
 
     def run(self, step: StepRecord, batch: TargetBatch) -> list[list[int]]:
         """Drafts of each request to verify next.
@@ -176,15 +176,16 @@ class HostStep:
         before = step.planning_seconds
         with step.timing("planning"):
             self.planner.learn_drafts(step)
+            waiting = None
             if self.backlog is not None:
                 table = batch.block_table.numpy()
-                step.waiting = self.backlog.count(table, step.context_lens)
+                waiting = self.backlog.count(table, step.context_lens)
             plan = self.planner.plan(
                 step.ids,
                 step.context_lens,
                 step.max_drafts,
                 predicted=step.predicted,
-                waiting=step.waiting,
+                waiting=waiting,
                 steps=steps,
             )
         self._plan_seconds = step.planning_seconds - before

@@ -18,11 +18,11 @@ from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT
 
 
 @triton.jit
-def bias_of(bias, overall, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
+def ratio_of(counts, overall, PRIOR: tl.constexpr):  # type: ignore[no-untyped-def]
     """Ratio of what became of a request's drafts to what was expected, shrunk towards that of all
     requests: of a block's accepted drafts, or a text's rejected ones (`planning.acceptance`)."""
     of_all = (tl.load(overall + 1) + PRIOR) / (tl.load(overall) + PRIOR)
-    return (tl.load(bias + 1) + PRIOR * of_all) / (tl.load(bias) + PRIOR)
+    return (tl.load(counts + 1) + PRIOR * of_all) / (tl.load(counts) + PRIOR)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def _choose(  # type: ignore[no-untyped-def]
         is_finite = is_draft & (confidence > 0)  # no draft if its logits were not finite
         chance_of_block = tl.where(is_finite, confidence, 0.0)
         confidence = tl.where(is_finite, confidence, tl.where(is_running, -1.0, 0.0))
-    chance_of_block = tl.minimum(bias_of(record + 2, overall, PRIOR) * chance_of_block, 1.0)
+    chance_of_block = tl.minimum(ratio_of(record + 2, overall, PRIOR) * chance_of_block, 1.0)
 
     match, predicted = tl.full([], 0, tl.int32), last + tl.zeros_like(given)
     trusted = tl.zeros([PADDED_K], tl.float32)
@@ -78,7 +78,7 @@ def _choose(  # type: ignore[no-untyped-def]
         predicted = tl.where(match > 0, predicted, last)
         trusted = tl.load(trust + tl.minimum(match + draft, MOST_TRUST))
         trusted = tl.where(is_predicted, trusted, 0.0)
-    chance_of_text = 1.0 - bias_of(record + 4, overall + 2, PRIOR) * (1.0 - trusted)
+    chance_of_text = 1.0 - ratio_of(record + 4, overall + 2, PRIOR) * (1.0 - trusted)
     chance_of_text = tl.where(trusted > 0.0, tl.maximum(chance_of_text, 0.0), 0.0)
 
     of_block, of_text = tl.cumprod(chance_of_block, axis=0), tl.cumprod(chance_of_text, axis=0)

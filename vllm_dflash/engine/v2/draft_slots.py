@@ -11,7 +11,7 @@ from vllm_dflash.planning.acceptance import TRUST
 
 NUM_RECORD_FIELDS = 6
 """Columns of a slot's record before those of its drafts: their source (`Outcomes.source`); tokens
-that the text matched (0: it predicts nothing); and what the biases are made of, decayed: a block's
+that the text matched (0: it predicts nothing); and what the ratios are made of, decayed: a block's
 drafts expected to be accepted, and accepted; a text's expected to be rejected, and rejected."""
 
 
@@ -71,7 +71,7 @@ class DraftSlots:
         # - the confidence in what the text predicts (`TRUST`);
         # - the text's tokens, which float32 holds exactly up to 2^24.
         self.records = torch.zeros(num_slots, NUM_RECORD_FIELDS + 3 * width, device=device)
-        # Biases of all requests together, of blocks and of texts.
+        # What the ratios of all requests together are made of, of blocks and of texts.
         self.overall = torch.zeros(2, 2, device=device)
         # What each request of a step adds to them (`grading.py`).
         self.sums = torch.zeros(num_slots, 2, 3, device=device)

@@ -31,7 +31,7 @@ from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
 
 
 def sample_by_drawing(runner: GPUModelRunner) -> bool:
-    """Replace the runner's samplers (hook "drawn drafts"), in a worker whose models are loaded.
+    """Replace the runner's samplers (hook "drawing verifier"), in a worker whose models are loaded.
 
     Not if ranks share the sampling of a batch, since vLLM sizes their messages for its own, or if
     the model or a watermark has its own sampler. Returns whether drafts are verified by drawing.

@@ -27,8 +27,6 @@ class StepPlan(NamedTuple):
     """All that the scheduler decides about a step; the same for all workers, so that they decide
     alike."""
 
-    step: int = 0
-    """Number of the step."""
     runs_block: bool = False
     """Whether the drafter's block runs after the target."""
     length: int = 0
@@ -44,6 +42,10 @@ class StepPlan(NamedTuple):
     counted: dict[str, Any] | None = None
     """Now and then, what only the scheduler counts, for `dflash_stats`
     (`DraftStatistics.scheduler_counters`)."""
+
+    def each_length(self, count: int) -> list[int]:
+        """Return the length of each of the step's `count` requests."""
+        return [self.length] * count if self.lengths is None else [*self.lengths.values()]
 
     @classmethod
     def from_lengths(

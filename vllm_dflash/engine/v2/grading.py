@@ -2,7 +2,7 @@
 
 Each request has its own program, which also writes the request to where captured graphs find it. A
 second kernel, captured, adds up the sums of all requests, in the same order on all ranks of a
-tensor-parallel group: ranks choose drafts independently, so their biases must agree to the last
+tensor-parallel group: ranks choose drafts independently, so their ratios must agree to the last
 bit.
 """
 
@@ -27,14 +27,15 @@ TILE = 128
 
 
 @triton.jit
-def _learn(bias, sums, is_graded, expected, observed, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Update a request's bias, and write to `sums` what the bias of all requests learns: 1, then
-    what was expected of its drafts, [K], and what was observed; zeros if nothing is graded."""
+def _learn(counts, sums, is_graded, expected, observed, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Update what a request's ratio is made of, and write to `sums` what the ratio of all requests
+    learns: 1, then what was expected of its drafts, and what was observed; zeros if nothing is
+    graded."""
     graded, expected = is_graded.to(tl.float32), tl.sum(expected, axis=0)
     observed = tl.where(is_graded, observed, 0).to(tl.float32)
     fading = tl.where(is_graded, MEMORY, 1.0)
-    tl.store(bias, fading * tl.load(bias) + expected)
-    tl.store(bias + 1, fading * tl.load(bias + 1) + observed)
+    tl.store(counts, fading * tl.load(counts) + expected)
+    tl.store(counts + 1, fading * tl.load(counts + 1) + observed)
     tl.store(sums, graded)
     tl.store(sums + 1, expected)
     tl.store(sums + 2, observed)
@@ -86,9 +87,9 @@ def _learn_overall(  # type: ignore[no-untyped-def]
         is_draft = is_request[:, None] & (draft < K)
         confidence = tl.load(outcome[:, None] + COLUMNS + draft, mask=is_draft, other=0.0)
         not_finite += tl.sum((confidence < 0.0).to(tl.int64), axis=1)
-    memory, bias = tl.exp2(LOG_MEMORY * tl.sum(count, axis=0)), overall + 2 * kind
-    tl.store(bias, memory * tl.load(bias) + tl.sum(expected, axis=0))
-    tl.store(bias + 1, memory * tl.load(bias + 1) + tl.sum(observed, axis=0))
+    memory, of_all = tl.exp2(LOG_MEMORY * tl.sum(count, axis=0)), overall + 2 * kind
+    tl.store(of_all, memory * tl.load(of_all) + tl.sum(expected, axis=0))
+    tl.store(of_all + 1, memory * tl.load(of_all + 1) + tl.sum(observed, axis=0))
     counts += 4 * kind
     tl.store(counts, tl.load(counts) + tl.sum(verifications, axis=0))
     tl.store(counts + 1, tl.load(counts + 1) + tl.sum(drafts, axis=0))

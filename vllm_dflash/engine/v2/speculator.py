@@ -14,8 +14,8 @@ and a graph:
               grow trees of the drafts, if they may be trees                 (trees/)
 
 The scheduler's plan says whether a block runs (`v2_scheduler.py`). Without one, a graph of its own
-stores context and chooses texts. The target's graph ends with fusing the taps (`fused_taps.py`).
-What is verified is drawn as plain decoding would (`drawing.py`).
+stores context and chooses texts. The target's graph ends with fusing the taps
+(`loaded_speculator.py`). What is verified is drawn as plain decoding would (`drawing.py`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class PlannedSpeculator(DFlashSpeculatorBase):
         context = self.fused_taps(aux_hidden_states)
         if not dummy_run:
             if self.trees is not None:
-                self.trees.settle(input_batch, features=[context])
+                self.trees.settle(input_batch, context)
             if self._fresh:
                 self.slots.forget(self._slots_of(self._fresh))
             self._grade(input_batch.idx_mapping, num_sampled, num_rejected)
@@ -162,7 +162,7 @@ class PlannedSpeculator(DFlashSpeculatorBase):
             **options,
         )
         if not dummy_run:
-            blocks = [plan.length] * (count * self.runs_block)
+            blocks = plan.each_length(count) if self.runs_block else []
             self.statistics.record_blocks(blocks, any_eligible=plan.any_eligible)
         return self.draft_output[:count]
 
@@ -279,5 +279,5 @@ class PlannedSpeculator(DFlashSpeculatorBase):
     def _owners(self) -> tuple[object, ...]:
         trees = self.trees
         of_trees = () if trees is None else (trees, trees.slots, trees.candidates)
-        buffers = self.input_buffers, self.batch, self.slots, self.free_drafts
-        return self, *buffers, *of_trees
+        buffers = self.input_buffers, self.batch, self.slots, self.drafts, self.candidates
+        return self, *buffers, self.free_drafts, *of_trees

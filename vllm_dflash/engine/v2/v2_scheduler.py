@@ -96,7 +96,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             self._cache.expire()  # a session's next turn may have another limit
         if count := len(scheduler_output.num_scheduled_tokens):
             started = time.perf_counter()
-            plan = self._plan = self._numbered(self._plan_step(scheduler_output))
+            plan = self._plan = self._with_report(self._plan_step(scheduler_output))
             PLAN.attach(scheduler_output, plan)
             scheduler_output.num_spec_tokens_to_schedule = plan.length
             seconds = time.perf_counter() - started
@@ -136,19 +136,17 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         each = dict(zip(names, lengths.tolist(), strict=True))
         return StepPlan.from_lengths(each, runs_block=ahead.runs_block, any_eligible=any_eligible)
 
-    def _numbered(self, plan: StepPlan) -> StepPlan:
-        """Add the step's number, what workers report, and what they are told."""
+    def _with_report(self, plan: StepPlan) -> StepPlan:
+        """Add what workers report, and what they are told."""
         last = self._plan
         # Only a report says how many drafts were verified: of texts, which may predict nothing, or
         # if vLLM drops some.
         reports = plan.is_new or (last.length > 0 and not last.runs_block) or self._drops_drafts
-        counted = self._counted_for_workers()
-        return plan._replace(step=last.step + 1, reports=reports, counted=counted)
+        return plan._replace(reports=reports, counted=self._counted_for_workers())
 
     def _count(self, plan: StepPlan, count: int) -> None:
         """Count the draft lengths of a step of `count` requests."""
-        lengths = [plan.length] * count if plan.lengths is None else [*plan.lengths.values()]
-        blocks = lengths if plan.runs_block else []
+        blocks = plan.each_length(count) if plan.runs_block else []
         self.statistics.record_blocks(blocks, any_eligible=plan.any_eligible)
 
     def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Plan:

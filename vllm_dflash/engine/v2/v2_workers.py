@@ -43,7 +43,7 @@ class V2Worker(DraftingWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Warm up and capture graphs."""
-        draws = sample_by_drawing(self.model_runner)  # hook "drawn drafts"
+        draws = sample_by_drawing(self.model_runner)  # hook "drawing verifier"
         self.drafter.draws_drafts = draws and self.drafter.options.draws_drafts
         fix_undrafted_graphs(self.model_runner)
         self.drafter.before_capture(self.model_runner)  # hook "draft trees"

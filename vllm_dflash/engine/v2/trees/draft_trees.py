@@ -119,16 +119,15 @@ class DraftTrees:
             place_nodes(self.slots, batch, self._states.prefill_len.gpu)
         return found
 
-    def settle(self, batch: InputBatch, features: list[torch.Tensor] | None) -> None:
+    def settle(self, batch: InputBatch, context: torch.Tensor) -> None:
         """Make accepted nodes consecutive tokens, after the target has run and the walk is done.
 
-        `features`: of the target's taps, [T, H] each.
+        `context`: fused features of the batch's tokens, [T, H].
         """
         if not (self.is_attached and batch.num_draft_tokens):
             return
         self._mover.move(self.slots, batch)
-        for rows in features or ():
-            move_rows(rows, self.slots, batch.query_start_loc)
+        move_rows(context, self.slots, batch.query_start_loc)
         place_nodes(self.slots, batch, None)
 
     def find_candidates(

@@ -25,7 +25,7 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_dflash.engine.v2.choice import bias_of
+from vllm_dflash.engine.v2.choice import ratio_of
 from vllm_dflash.engine.v2.draft_slots import NUM_RECORD_FIELDS, Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 from vllm_dflash.planning.acceptance import PRIOR_TOKENS
@@ -123,7 +123,7 @@ def _grow(  # type: ignore[no-untyped-def]
     rank_of = tl.full([PADDED_N], -1, tl.int32)
     conditional = tl.zeros([PADDED_N], tl.float32)
     firsts = tl.full([], 0, tl.int64)
-    bias = bias_of(record + 2, overall, PRIOR)
+    ratio = ratio_of(record + 2, overall, PRIOR)
     before = tl.full([], 1.0, tl.float32)
     for number in range(N):
         best = tl.max(value, axis=0)
@@ -143,7 +143,7 @@ def _grow(  # type: ignore[no-untyped-def]
         rank_of = tl.where(is_new, tl.where(exists, at_rank, -1), rank_of)
         is_first = exists & (at_rank == 0) & ((sees & (firsts | bit)) == sees)
         firsts |= tl.where(is_first, bit, 0)
-        survival = tl.minimum(best * bias, 1.0)
+        survival = tl.minimum(best * ratio, 1.0)
         handed = tl.where(before > 0.0, survival / tl.where(before > 0.0, before, 1.0), 0.0)
         conditional = tl.where(is_new, handed, conditional)
         before = survival
@@ -194,7 +194,7 @@ def grow(
 
     Args:
         trees: out: the trees of the batch's slots; size 0: the drafts are a chain.
-        slots: what produced each slot's drafts, and its bias.
+        slots: what produced each slot's drafts, and its ratio.
         batch: R requests.
         chosen: tokens and chances as chains, and the blocks' confidence, [max R, K] each.
         candidates: candidates for the blocks' positions.

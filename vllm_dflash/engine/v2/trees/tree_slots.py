@@ -1,8 +1,8 @@
 """Device state of draft trees: written by one kernel, read by the next.
 
 A tree has up to N nodes. Parents come before their children, and no node is likelier than one
-before it. So if a tree is cut, by the number of places or by vLLM's trimming, its first nodes are
-still a tree. Node -1 is the bonus token.
+before it. So if a tree is cut, by the number of draft slots or by vLLM's trimming, its first nodes
+are still a tree. Node -1 is the bonus token.
 """
 
 from __future__ import annotations
