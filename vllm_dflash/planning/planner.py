@@ -50,7 +50,7 @@ from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
 LEAST_LOST = 0.15
-"""Least that a step against the plan is taken to cost, in plain steps."""
+"""Least that a step against the plan is taken to cost where drafting pays, in plain steps."""
 
 
 class Planner(DraftLearner):
@@ -210,7 +210,8 @@ class Planner(DraftLearner):
             return None
         probe = self._probe_of(batch, best, chosen)
         lost = seconds_of(self.costs, batch, probe) - seconds_of(self.costs, batch, best)
-        lost = max(lost, least_lost)  # some rows alone would be due in every plan
+        if is_beside:  # no more than some rows, which would be due in every plan
+            lost = max(lost, least_lost)
         is_new = self.picks_requests and not self.blocks.num_observed[rows[chosen]].all()
         promise, probes = 0.0, self.beside if is_beside else self.probes
         if is_new or probes.share > LEAST_SHARE:  # else it would change nothing
