@@ -11,7 +11,7 @@ from vllm.compilation.counter import compilation_counter
 from vllm.v1.sample.sampler import Sampler
 
 from vllm_dflash.engine.v1.proposer import LOGPROB_RANK_CODE
-from vllm_dflash.engine.v2.draft_slots import Batch
+from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
@@ -32,12 +32,15 @@ def test_buffers_that_move_or_are_new_are_counted_once() -> None:
 
 
 def test_what_graphs_read_and_write_is_counted_if_it_moves() -> None:
-    """Candidates of trees, from which the next ones grow, and which requests a batch has."""
+    """Candidates of trees, from which the next ones grow; which requests a batch has; a drafter's
+    candidates, and confidences."""
     trees = DraftTrees(2, 3, 4, 4, torch.device("cpu"))
     speculator: Any = object.__new__(PlannedSpeculator)
     batch = speculator.batch = Batch.allocate(2, *torch.zeros(3, 2))
     speculator.trees = trees
     speculator.input_buffers = speculator.slots = speculator.free_drafts = None
+    drafts = speculator.drafts = Drafts(*torch.zeros(3, 2, 3))
+    speculator.candidates = SimpleNamespace(scores=torch.zeros(2))
     state = WarmState(speculator._owners)
     state.seal()
     assert state.to_dict()["reallocations_after_warmup"] == 0
@@ -46,6 +49,11 @@ def test_what_graphs_read_and_write_is_counted_if_it_moves() -> None:
     assert state.to_dict()["reallocations_after_warmup"] == 1
     speculator.batch = batch._replace(slots=batch.slots.clone())
     assert state.to_dict()["reallocations_after_warmup"] == 2
+    speculator.drafts = drafts._replace(confidence=drafts.confidence.clone())
+    assert state.to_dict()["reallocations_after_warmup"] == 3
+    scores = speculator.candidates.scores
+    speculator.candidates.scores = scores.clone()
+    assert state.to_dict()["reallocations_after_warmup"] == 4
 
 
 def test_captures_and_compilations_are_counted() -> None:
