@@ -91,7 +91,7 @@ def running(
     try:
 
         def is_ready() -> bool:
-            assert process.poll() is None, log.read_text()[-4000:]
+            assert process.poll() is None, "the server ended"
             with contextlib.suppress(httpx.HTTPError):
                 return get(f"{url}/health").status_code == 200
             return False

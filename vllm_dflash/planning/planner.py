@@ -216,8 +216,7 @@ class Planner(DraftLearner):
         promise, probes = 0.0, self.beside if is_beside else self.probes
         if is_new or probes.share > LEAST_SHARE:  # else it would change nothing
             promise = max(perfect_rate(self.costs, batch) / best.rate - 1.0, 0.0)
-        is_due = probes.are_due(passed, lost, is_new=is_new, promise=promise)
-        return probe if is_due else None
+        return probe if probes.are_due(passed, lost, is_new=is_new, promise=promise) else None
 
     def _probe_of(self, batch: Batch, best: Plan, chosen: Ints) -> Plan:
         """Return the plan with a block for the chosen requests too, of which some drafts are
