@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -111,41 +109,3 @@ class SteppedEngine:
                     regret = max(one.logprob for one in first.values()) - first[token].logprob
                 finished[int(output.request_id)] = list(output.token_ids), regret
         return [finished[number] for number in range(len(requests))]
-
-    def closed(
-        self, prompts: Sequence[Sequence[int]], concurrency: int, tokens: int, seconds: float
-    ) -> dict[str, float]:
-        """Measure throughput of a fixed number of clients, each of which asks again at once.
-
-        The window opens once every first request has a token, and contains whole steps. Names are
-        those of vLLM's results, if it has them.
-        """
-        texts, numbers = itertools.cycle(prompts), itertools.count()
-        live: set[str] = set()
-
-        def ask(most: int) -> None:
-            live.add(name := str(next(numbers)))
-            self.add(name, next(texts), most, ignore_eos=True)
-
-        def step() -> list[Output]:
-            outputs = self.step()
-            for ended in [one.request_id for one in outputs if one.finished]:
-                live.remove(ended)
-                ask(tokens)
-            return outputs
-
-        for number in range(1, concurrency + 1):  # staggered, as if running for long
-            ask(-(-tokens * number // concurrency))
-        silent = set(live)
-        while silent:
-            silent -= {output.request_id for output in step()}
-        opened, written = time.perf_counter(), list[int]()
-        while (elapsed := time.perf_counter() - opened) < seconds:
-            written += [len(one.token_ids) for one in step()]
-        self.abort([*live])
-        return {
-            "total_output_tokens": sum(written),
-            "duration": elapsed,
-            "output_throughput": sum(written) / elapsed,
-            "tokens_per_output": sum(written) / max(1, len(written)),
-        }

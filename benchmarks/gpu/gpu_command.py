@@ -4,7 +4,7 @@
     make gpu ARGS=--list                            # names of parts, and how long they take
     make gpu ARGS="--within 540"                    # nothing runs beyond 540 s; again: goes on
     make gpu ARGS="--part texts"                    # a group: texts, speed, drafters, sound, rest
-    make gpu ARGS="--part graphs --part 8B-ours"    # parts by name, any number of them
+    make gpu ARGS="--part graphs --part 8B"    # parts by name, any number of them
     make gpu ARGS="--part texts --at-once 4"        # at the same time, if there are enough cores
     make gpu ARGS=--report                          # report what is in out/gpu/parts; no GPU
     make gpu ARGS=--again                           # repeat finished parts, too
@@ -33,7 +33,7 @@ from pathlib import Path
 import psutil
 
 from demo_models import HELD_OUT
-from gpu.gpu_machine import NO_GPU, ROOT, describe_machine, kind_of, lacking
+from gpu.gpu_machine import ROOT, describe_machine, kind_of, lacking
 from gpu.gpu_models import forget_models
 from gpu.gpu_plan import LONGEST, Part, chosen, environment, list_of, plan, plan_dry_run
 from gpu.gpu_report import write_report
@@ -43,8 +43,6 @@ from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.tables import Table
 
 LACKING = 2
-MEMORY = 80.0
-"""GiB of the GPU to plan for, if this machine has none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,9 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     out = (parsed.out or Path("out/gpu-dry-run" if parsed.dry_run else "out/gpu")).resolve()
     machine = describe_machine()
-    has_gpu = machine["name"] != NO_GPU and machine["memory.total"].isdecimal()
-    memory = float(machine["memory.total"]) / 1024 if has_gpu else MEMORY
-    whole = plan_dry_run(out / "prompts.jsonl") if parsed.dry_run else plan(memory)
+    whole = plan_dry_run(out / "prompts.jsonl") if parsed.dry_run else plan()
     try:
         parts = chosen(whole, parsed.part)
     except ValueError as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +27,19 @@ SOURCES = (
 )
 """Files that an outcome depends on. Not the commit, which does not travel with copied files."""
 
+TELLING = re.compile(
+    r"vllm-dflash \S+ is active.*|draft lengths .*|Using \S+ (?:attention )?backend.*|"
+    r"Model loading took.*|Available KV cache memory.*|KV cache size.*|"
+    r"Graph capturing finished.*|CUDA graph pool memory.*|Triton .*during inference.*"
+)
+"""Lines of an engine's log about planning, backends, graphs and memory, and about kernels that are
+compiled while it serves."""
+
+
+def telling_lines(log: Path) -> list[str]:
+    """Return each telling line once, without the text before the match."""
+    return list(dict.fromkeys(TELLING.findall(log.read_text(errors="replace"))))
+
 
 def ask_gpu(*names: str) -> list[str]:
     """Ask nvidia-smi about the first visible GPU. Returns nothing if there is no driver."""
@@ -33,6 +47,14 @@ def ask_gpu(*names: str) -> list[str]:
     query = [f"--id={first or 0}", f"--query-gpu={','.join(names)}"]
     said = _output(["nvidia-smi", *query, "--format=csv,noheader,nounits"])
     return [value.strip() for value in said.split(",")] if said else []
+
+
+def memory_of(processes: Collection[int]) -> list[int]:
+    """Return the MiB of the GPU that these processes use, as one number; none without a driver."""
+    query = ["--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    lines = [line.split(",") for line in _output(["nvidia-smi", *query]).splitlines()]
+    used = [int(mib) for pid, mib in lines if int(pid) in processes and mib.strip().isdecimal()]
+    return [sum(used)] if used else []
 
 
 def describe_machine() -> dict[str, str]:

@@ -6,20 +6,18 @@ import os
 import shutil
 from pathlib import Path
 
-from gpu.gpu_sizes import Size
-
 IN_MEMORY = Path("/dev/shm")
 MODELS = f"vllm-dflash-gpu-{os.getuid()}"
 
 
-def models_folder(size: Size, otherwise: Path) -> Path:
+def models_folder(name: str, num_bytes: int, otherwise: Path) -> Path:
     """Choose the folder of a pair: in memory if there is room, which is fast and spares the disk.
 
     A pair in memory is removed at the end of a run (`forget_models`), and made again for the next.
     """
-    folder = IN_MEMORY / MODELS / size.pair
-    has_room = free_bytes() > 1.5 * size.bytes_of_weights + 2**28
-    return folder if folder.is_dir() or has_room else otherwise / size.pair
+    folder = IN_MEMORY / MODELS / name
+    has_room = free_bytes() > 1.5 * num_bytes + 2**28
+    return folder if folder.is_dir() or has_room else otherwise / name
 
 
 def free_bytes() -> int:

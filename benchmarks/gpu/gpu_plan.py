@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from demo_models import DEMO
+from gpu.gpu_benches import BENCHES, REST, SMOLLM2, SPEED, TINY, Bench
 from gpu.gpu_machine import ROOT
-from gpu.gpu_sizes import BESIDE, SIZES, TINY, Size
 from vllm_dflash.tools.tables import Table
 
 HERE = Path(__file__).parent
@@ -24,12 +24,13 @@ NODES = 15
 PARITY = (
     *(sys.executable, str(HERE.parent / "parity"), str(DEMO / "drafter")),
     *("--target", str(DEMO / "target"), "--json"),
+    *("--gpu-memory-utilization", "0.3"),  # other parts may run beside it
 )
 TOLERANCES = {"float32": "1e-2", "bfloat16": "0.1"}
-TEXTS, SPEED, DRAFTERS, SOUND, REST = "texts", "speed", "drafters", "sound", "rest"
-"""Groups, in their order."""
-SMOLLM2, GEMMA = (ROOT / "models" / name for name in ("smollm2", "gemma3-270m"))
-"""Real pairs. Their parts are planned if their targets were made there (CONTRIBUTING.md)."""
+TEXTS, DRAFTERS, SOUND = "texts", "drafters", "sound"
+"""Groups: texts, speed, drafters, sound, rest, in this order."""
+GEMMA = ROOT / "models" / "gemma3-270m"
+"""A real pair, as SmolLM2's. Parts with it are planned if its target was made there."""
 BACKENDS = {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "float32"}
 """Backends, and the dtype that each is tried in: FlashAttention has no float32."""
 
@@ -58,21 +59,21 @@ class Part:
         return min(2 * self.seconds, LONGEST)
 
 
-def plan(memory_gib: float) -> list[Part]:
-    """Plan what a GPU with this much memory runs, in the order of what is least known.
+def plan() -> list[Part]:
+    """Plan what a GPU runs, in the order of what is least known.
 
-    With both real targets it is 83 minutes: texts 7, speed 17, drafters 13, sound 16, rest 31. On
-    an H200 eleven of these parts, planned with 18 minutes here, took 34 in sum (docs/gpu.json), but
-    up to nine ran at the same time on 16 cores. Alone they have not run.
+    Two hours with both real targets: texts 7 minutes, speed 14, drafters 13, sound 16, rest 36. On
+    an H200 one lease of 28 minutes had room for the first four (docs/gpu.md): texts, then the
+    benches alone, then a drafter beside what is sound, five or six parts at a time.
     """
     both = BACKENDS.items()
     parts = [_planned(backend, dtype, "graphs", 60) for backend, dtype in both]
     parts += [_adaptive(backend, dtype, 60) for backend, dtype in both]
     parts.append(_tests("synchronous", "test_cuda", 150, "-k", "synchronous and adaptive"))
-    first, *others = SIZES
-    parts += _bench(first, memory_gib)
-    if (SMOLLM2 / "target").is_dir():
-        parts += [_smollm2_speed(260), *_training("SmolLM2", SMOLLM2, answers=75, training=300)]
+    has_smollm2 = (SMOLLM2 / "target").is_dir()
+    parts += [_bench(one) for one in BENCHES if one.group == SPEED and (one.size or has_smollm2)]
+    if has_smollm2:
+        parts += _training("SmolLM2", SMOLLM2, answers=75, training=300)
     if (GEMMA / "target").is_dir():
         parts += _training("Gemma 3 270M", GEMMA, answers=90, training=180)
     for dtype, tolerance in TOLERANCES.items():
@@ -85,7 +86,7 @@ def plan(memory_gib: float) -> list[Part]:
         parts += [_text(backend, dtype, mode, seconds) for backend, dtype in both]
         parts += [_trees(backend, dtype, mode, seconds) for backend, dtype in both]
     parts += [_planned(backend, dtype, "eager", 60) for backend, dtype in both]
-    return parts + [part for size in others for part in _bench(size, memory_gib)]
+    return parts + [_bench(one) for one in BENCHES if one.group == REST]
 
 
 def plan_dry_run(prompts: Path) -> list[Part]:
@@ -93,7 +94,7 @@ def plan_dry_run(prompts: Path) -> list[Part]:
 
     Alone on two cores with AVX-512 it took 9 minutes: kernels 15 s, text eager 46, text graphs 49,
     planned text 52, adaptive text 57, trees eager 71, trees graphs 89, load 51, parity 26, soak 51,
-    tiny ours 30. Here is twice that or more, for slower and busy machines.
+    tiny bench 70. Here is twice that or more, for slower and busy machines.
     """
     few = ("--prompts", str(prompts), "--tokens", "8", "--concurrency", "2", "--tiny")
     parity = (*PARITY, "--num-prompts", "1", "--tokens", "6", "--max-model-len", "256")
@@ -108,7 +109,7 @@ def plan_dry_run(prompts: Path) -> list[Part]:
         _tests("load", "test_cuda_load", 105, "--emulated", "--slow"),
         Part("parity float32", 90, parity, SOUND),
         _soak("", "float32", 4, 100, "--tiny"),
-        *_bench(TINY, memory_gib=1.0),
+        _bench(TINY),
     ]
 
 
@@ -187,18 +188,6 @@ def _tests(name: str, module: str, seconds: float, *more: str) -> Part:
     return Part(name, seconds, command, group, needs=("pytest", "hypothesis"))
 
 
-def _smollm2_speed(seconds: float) -> Part:
-    """Measure a real model, all engines side by side."""
-    pair = ("--target", str(SMOLLM2 / "target"), "--drafter", str(SMOLLM2 / "drafter"))
-    load = ("--prompts", str(SMOLLM2 / "human_eval.jsonl"), "--concurrency", "1", "8", "32", "64")
-    answers = ("--output-len", "192", "--rounds", "3")
-    sides = ("--native-k", "3", "7", "--beside", *BESIDE)
-    memory = ("--out", str(ROOT / "out/gpu/smollm2"), "--", "--kv-cache-memory-bytes", str(4 << 30))
-    words = ("bench", *pair, *load, *answers, *sides, *memory)
-    command = (sys.executable, "-m", "vllm_dflash.tools.cli", *words)
-    return Part("SmolLM2 on HumanEval", seconds, command, SPEED)
-
-
 def _training(name: str, pair: Path, *, answers: float, training: float) -> list[Part]:
     """Train a pair's drafter on answers that the GPU writes first. What is not written when that
     part is ended is not missed."""
@@ -212,13 +201,5 @@ def _training(name: str, pair: Path, *, answers: float, training: float) -> list
     ]
 
 
-def _bench(size: Size, memory_gib: float) -> list[Part]:
-    parts = []
-    for number, side in enumerate(size.sides):
-        seconds = size.seconds + (0.0 if number else size.seconds_to_widen)
-        # Leave time for a start that is slower than planned.
-        arguments = (size.name, side, str(0.75 * min(2 * seconds, LONGEST)), f"{memory_gib:.0f}")
-        parts.append(
-            Part(f"{size.name} {side}", seconds, _module("gpu_measure", *arguments), size.group)
-        )
-    return parts
+def _bench(bench: Bench) -> Part:
+    return Part(bench.name, bench.seconds, _module("gpu_bench", bench.name), bench.group)

@@ -6,16 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from gpu.gpu_bench import results_of
 from gpu.gpu_machine import together, version_of
 from gpu.gpu_plan import LONGEST, Part
 from gpu.gpu_run import Outcome
-from gpu.gpu_sizes import SIZES
-from vllm_dflash.tools.bench.bench_result import Results, throughput_table
-from vllm_dflash.tools.bench.sides import PLAIN, Side
+from vllm_dflash.tools.bench.bench_result import tables_of
+from vllm_dflash.tools.bench.sides import OURS, PLAIN
 from vllm_dflash.tools.tables import Table
 
 HEAD = """\
@@ -23,22 +20,18 @@ HEAD = """\
 
 Written by `make gpu` (`benchmarks/gpu`): {took:.0f} minutes of the {planned:.0f} planned. Parts
 may have been run one by one: what is told here is of one kind of GPU, the same versions and the
-same sources. A part is ended at twice its time, or after {longest:.0f} minutes; an engine without
-time for all of its loads leaves out the last ones.
+same sources. A part is ended at twice its time, or after {longest:.0f} minutes; of a bench, rounds
+that were complete by then count.
 """
 HOW = """\
 ## How the engines were measured
 
-The demo pair, widened: as many weights, layers and bytes of K/V a token as the model of that name,
-and a drafter with the weights of five of its layers. It computes what the small pair does. So **at
-contexts up to 2k acceptance is that of a trained pair on text it has not seen**; blocks are of 8,
-and with 2,048 entries in the vocabulary, heads and sampling cost less than a real model's. **At 8k
-and 32k positions are stretched beyond what the pair was made for: costs are real, acceptance is
-not**, so nothing but steps is compared there. Prompts come by again and are found in the prefix
-cache: this is decoding. Engines run alone, one after the other; rounds of two of them are no pairs
-in time. Of all combinations these were asked for, each with a window to warm up, then {windows}:
-
-{subset}
+By `vllm-dflash bench`: servers that stay up and take turns, and the client of `vllm bench serve`.
+Pairs named by a size are the demo pair, widened: as many weights, layers and bytes of K/V a token
+as a model of that size, and a drafter with the weights of five of its layers. It computes what the
+small pair does, so **acceptance is that of a trained pair on text it has not seen**. Blocks are of
+8; with 2,048 entries in the vocabulary, heads and sampling cost less than a real model's. Behind
+**random prompts of 8k and 32k drafts mean nothing**: there drafting cannot pay.
 """
 COUNTERS = [
     *("drafted_steps", "skipped_steps", "mean_draft_length", "mean_acceptance_length"),
@@ -74,16 +67,16 @@ def write_report(
         if one.tail:
             sections.append("\n".join([f"### {one.part} failed\n\n```", *one.tail, "```\n"]))
     sections += [table.markdown() for table in (texts_table(outcomes), engines_table(outcomes))]
-    measured = [(one, m) for one in outcomes for m in one.data.get("measurements", ())]
+    measured = [one for one in outcomes if one.data.get("measurements")]
     if measured:
-        sections.append(_how())
+        sections.append(HOW)
     panels = []
-    for load in dict.fromkeys(m["load"] for _, m in measured):
-        of_load = [m | {"of": one.data["side"]} for one, m in measured if m["load"] == load]
-        results, is_real = whole_sides(of_load), of_load[0]["is_real"]
-        if is_real and PLAIN in names(results):
-            panels.append((results, load))
-        sections += [table.markdown() for table in load_tables(results, load, is_real)]
+    for one in measured:
+        results = results_of(one.data)
+        sections.append(f"### {one.part}\n\n`{one.data['about']['command']}`\n")
+        sections += [t.markdown() for load in results.loads for t in tables_of(results, load)]
+        if {OURS, PLAIN} <= {side.name for side in results.sides}:
+            panels += [(results, load) for load in results.loads]
     (docs / "gpu.png").unlink(missing_ok=True)
     if panels and version_of("matplotlib"):
         from vllm_dflash.tools.bench.plot import plot_panels
@@ -153,54 +146,6 @@ def engines_table(outcomes: Sequence[Outcome]) -> Table:
             rows.append([one.part, memory, _cell("; ".join([*log, *counters]))])
     columns = ["engine", "MiB of the GPU", "who plans, backends, graphs, memory, counters"]
     return Table("Engines", columns, rows or [["none", "", ""]], words=(0, 2))
-
-
-def whole_sides(measurements: Sequence[dict[str, Any]]) -> Results:
-    """Return results of one load, for the sides that were measured in all settings."""
-    settings: dict[str, set[Any]] = {}
-    for one in measurements:
-        settings.setdefault(one["side"], set()).add(one["setting"])
-    most = max(map(len, settings.values()))
-    kept = [one for one in measurements if len(settings[one["side"]]) == most]
-    return Results([*{one["side"]: Side(**one["of"]) for one in kept}.values()], kept)
-
-
-def names(results: Results) -> set[str]:
-    """Return the names of the sides."""
-    return {side.name for side in results.sides}
-
-
-def load_tables(results: Results, load: str, is_real: bool) -> list[Table]:
-    """Make tables of every side's steps and, if acceptance is real, of tokens/s."""
-    tables = [throughput_table(results, load)] if is_real else []
-    return [*tables, steps_table(results, load)]
-
-
-def steps_table(results: Results, load: str) -> Table:
-    """Make a table of a step's tokens and times: all that can be said if drafts are noise."""
-    rows = []
-    for setting in results.settings(load):
-        row = [str(setting)]
-        for side in results.sides:
-            made = results.rounds(load, setting, side.name, "tokens_per_output")
-            rate = results.rounds(load, setting, side.name)
-            milliseconds = 1000 * float(setting or 1) * made / rate
-            row.append(f"{np.median(made):.2f}, {np.median(milliseconds):.2f}")
-        rows.append(row)
-    title = f"{load}: tokens of a request a step, ms a step; medians of rounds"
-    return Table(title, ["concurrency", *(side.name for side in results.sides)], rows)
-
-
-def _how() -> str:
-    first = SIZES[0]
-    windows = f"{first.rounds} of {first.window_seconds:g} s"
-    lines = []
-    for size in SIZES:
-        lines.append(f"- {size.name}: {', '.join(size.sides)}")
-        for load in size.loads:
-            counts = ", ".join(map(str, load.concurrency))
-            lines.append(f"  - {load.name}: {counts} requests at a time")
-    return HOW.format(windows=windows, subset="\n".join(lines))
 
 
 def _cell(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from demo_models import DEMO, DFLASH, HELD_OUT
-from gpu.gpu_measure import telling_lines
+from gpu.gpu_machine import telling_lines
 from vllm_dflash.tools.progress import progress_on
 from vllm_dflash.tools.prompts import read_prompts
 from vllm_dflash.tools.server import EngineDied, Server

@@ -22,7 +22,7 @@ from parity.parity_report import (
     make_notes,
     make_tables,
 )
-from vllm_dflash.tools.arguments import NUMBER, add_pair, add_prompts, not_negative
+from vllm_dflash.tools.arguments import NUMBER, add_pair, add_prompts, not_negative, share
 from vllm_dflash.tools.cli import run_command
 from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED, TERMINATED, print_report
 from vllm_dflash.tools.progress import progress_on
@@ -30,6 +30,8 @@ from vllm_dflash.tools.prompts import read_prompts
 
 EQUAL, DIFFERS = 0, 1
 NUM_PROMPTS = 4
+OF_ENGINE = ("model_impl", "gpu_memory_utilization")
+"""Arguments that go to the engine, if they are given."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +71,8 @@ def make_parser() -> argparse.ArgumentParser:
     about = "maximum tokens of a request, up to the target's own (default: %(default)s)"
     parser.add_argument("--max-model-len", **NUMBER, default=MAX_MODEL_LEN, help=about)
     parser.add_argument("--model-impl", metavar="NAME", help="as for `vllm serve`")
+    about = "share of a GPU's memory, as for `vllm serve`: less where others use the GPU, too"
+    parser.add_argument("--gpu-memory-utilization", type=share, metavar="SHARE", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
@@ -94,7 +98,7 @@ def run_parity(parsed: argparse.Namespace) -> int:
         revision=parsed.revision,
         drafter_overrides=parsed.drafter_overrides,
         progress=progress,
-        **({} if parsed.model_impl is None else {"model_impl": parsed.model_impl}),
+        **{name: value for name in OF_ENGINE if (value := getattr(parsed, name)) is not None},
     )
     if parsed.json:
         print(json.dumps(report.to_dict(), indent=2))

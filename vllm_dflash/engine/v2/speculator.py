@@ -30,6 +30,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import CandidateSampler
 
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
@@ -44,6 +45,10 @@ from vllm_dflash.engine.v2.loaded_speculator import DFlashSpeculatorBase
 from vllm_dflash.engine.v2.text_look_up import TextLookUp, has_room_for_texts, keep_texts_on_device
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
+
+ASSIGN_BUDGET = getattr(adaptive_verification, "_assign_draft_token_budget", None)
+"""vLLM's function that chooses the drafts to verify with adaptive verification. vLLM compiles it
+within the first requests, also for its own drafter (0.7 s each of three times on an H200)."""
 
 
 class PlannedSpeculator(DFlashSpeculatorBase):
@@ -81,7 +86,7 @@ class PlannedSpeculator(DFlashSpeculatorBase):
         self.draws_drafts = False
         """Whether drafts are drawn, at temperature > 0, with the noise of verification."""
         self.statistics = DraftStatistics(max_drafts)
-        self.warm = WarmState(self._owners)
+        self.warm = WarmState(self._owners, late=getattr(ASSIGN_BUDGET, "__code__", None))
         self.plan = StepPlan()
         """Plan of the current step."""
         self._fresh: set[str] = set()

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from urllib.request import proxy_bypass
 
 from vllm_dflash.tools.bench.bench_result import Record
-from vllm_dflash.tools.bench.sides import OURS, Side
+from vllm_dflash.tools.bench.sides import PLUGIN, Side
 from vllm_dflash.tools.completions import read_metrics
 from vllm_dflash.tools.progress import Progress
 from vllm_dflash.tools.server import HOST, Server, flag_names
@@ -175,16 +175,17 @@ class Comparison:
     def _servers(self) -> Iterator[dict[str, Server]]:
         """Start a server for each side, by name; all end with the context.
 
-        Ours starts first and alone, because it times its costs at the end of its start and must not
-        be disturbed.
+        Sides of ours start first, each alone, because they time their costs at the end of their
+        start and must not be disturbed.
         """
-        waiting = sorted(self.record.sides, key=lambda side: side.name != OURS)
+        waiting = sorted(self.record.sides, key=lambda side: side.plugins != PLUGIN)
         servers: dict[str, Server] = {}
         with ExitStack() as stack:
             try:
                 with self.progress.stage("starting the servers", len(waiting), "servers") as tell:
                     while waiting:
-                        room = self.at_once if servers else 1
+                        is_ours = waiting[0].plugins == PLUGIN
+                        room = self.at_once if servers and not is_ours else 1
                         crowd, waiting = waiting[:room], waiting[room:]
                         names, began = ", ".join(side.name for side in crowd), time.monotonic()
                         tell(len(servers), f"waiting for {names}")
