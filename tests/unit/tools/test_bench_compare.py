@@ -88,8 +88,11 @@ def asked(servers: type[Up], monkeypatch: pytest.MonkeyPatch) -> Asked:
     return asked
 
 
-def comparison(out: Path, at_once: int = 1, flags: Sequence[str] = ()) -> Comparison:
-    record = Record(describe(["bench"], "a pair", CELLS), make_sides("drafter", [3]), rounds=3)
+def comparison(
+    out: Path, at_once: int = 1, flags: Sequence[str] = (), beside: Sequence[str] = ()
+) -> Comparison:
+    compared = make_sides("drafter", [3], beside)
+    record = Record(describe(["bench"], "a pair", CELLS), compared, rounds=3)
     return Comparison(record, CELLS, "target", [*flags], out, Progress(), at_once)
 
 
@@ -114,7 +117,7 @@ def test_rounds(tmp_path: Path, asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--kv-cache-memory-bytes", "9"]])
-def test_ours_starts_alone_and_only_ours_has_the_plugin(
+def test_each_of_ours_starts_alone_and_only_ours_have_the_plugin(
     tmp_path: Path,
     asked: Asked,
     servers: type[Up],
@@ -122,11 +125,12 @@ def test_ours_starts_alone_and_only_ours_has_the_plugin(
     flags: list[str],
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    comparison(tmp_path, 2, flags).run()
-    up = ["ours", "ours", "plain", "native-K=3", "plain", "native-K=3"]
-    assert [name for _, name in servers.events[:6]] == up
+    comparison(tmp_path, 2, flags, ["blocks"]).run()
+    blocks = "ours,-blocks-only"
+    up = ["ours", "ours", blocks, blocks, "plain", "native-K=3", "plain", "native-K=3"]
+    assert [name for _, name in servers.events[:8]] == up
     plugins = {name: more["environment"]["VLLM_PLUGINS"] for name, more in servers.started.items()}
-    assert plugins == {"ours": "dflash", "plain": "", "native-K=3": ""}
+    assert plugins == {"ours": "dflash", blocks: "dflash", "plain": "", "native-K=3": ""}
     space = {more["environment"]["VLLM_CPU_KVCACHE_SPACE"] for more in servers.started.values()}
     assert space == {None if flags else "1"}  # on CPUs it would override the flag
 
