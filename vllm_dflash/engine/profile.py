@@ -62,14 +62,15 @@ def measure_curve(
     return Curve(np.array(counts), np.array(seconds))
 
 
-def profiled_rows(max_requests: int, most: int) -> list[int]:
-    """Numbers of rows to profile: requests of one row each, then full batches of several rows each.
+def profiled_rows(max_requests: int, most: int, of_each: Iterable[int] = ROW_COUNTS) -> list[int]:
+    """Numbers of rows to profile, up to `most`: requests of one row each, then full batches in
+    which each request has as many rows as one of `of_each`.
 
     vLLM's dummy batches give all leftover rows to one request, which could then be longer than its
     cache. So a batch is either not full or evenly filled.
     """
     rows = {count for count in ROW_COUNTS if count <= max_requests}
-    rows |= {max_requests * each for each in ROW_COUNTS}
+    rows |= {max_requests * each for each in of_each}
     return sorted(count for count in rows if count <= most)
 
 

@@ -65,7 +65,8 @@ def graphs_for(captured: list[int | None] | None) -> Any:
     """Graphs for requests of so many rows each, None for any numbers; no manager if None."""
     if captured is None:
         return None
-    return SimpleNamespace(graphs={Graph(count): None for count in captured})
+    graphs = {Graph(count): None for count in captured}
+    return SimpleNamespace(graphs=graphs, captured_token_counts=lambda: [])
 
 
 class Runner(SimpleNamespace):
@@ -120,8 +121,10 @@ class Runner(SimpleNamespace):
         # A microsecond for each token of context, a tenth of that for each draft, three a block.
         drafts, each = max(count - requests, 0), 1.0 + 3.0 * has_block
         self.clock.now += context_len * (each * requests + 0.1 * drafts) / 1e6
-        # The step is piecewise if its requests do not all have the same number of rows.
-        if self.cudagraph_manager is not None and count % min(count, self.max_num_reqs):
+        # The step is piecewise unless all its requests have a number of rows that has a graph.
+        each, left = divmod(count, min(count, self.max_num_reqs))
+        manager = self.cudagraph_manager
+        if manager is not None and (left or Graph(each) not in manager.graphs):
             self.clock.now += 0.005
         return torch.zeros(padded, 1), None
 
@@ -142,6 +145,22 @@ def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> N
     assert costs.draft.seconds * 1000 == pytest.approx([2, 4, 6, 8])
     assert not np.any(costs.context.at(np.array([1, 1000])))
     assert costs.attention == NO_ATTENTION  # no request gets long enough to show it
+
+
+def test_v2_lengths_without_a_graph_are_not_profiled(fake: FakeTime) -> None:
+    """They take longer than their rows do, and the curve never falls."""
+    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
+    runner.cudagraph_manager = graphs_for([1, 3])
+    costs = profile_v2(runner)
+    assert costs.verify.counts.tolist() == [1, 2, 3, 4, 12]
+    assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13, 14, 22])
+
+
+def test_v2_trees_are_profiled_though_they_are_larger_than_blocks(fake: FakeTime) -> None:
+    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
+    runner.num_speculative_steps = 7
+    runner.cudagraph_manager = graphs_for([1, 3, 8])
+    assert profile_v2(runner).verify.counts.tolist() == [1, 2, 3, 4, 12, 32]
 
 
 def test_v2_nothing_is_counted_for_the_balance_of_experts(fake: FakeTime) -> None:

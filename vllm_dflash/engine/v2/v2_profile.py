@@ -31,18 +31,20 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     Dummy runs go through both models, so the drafter's cost is the difference to runs without it.
     """
     max_requests, block_rows = runner.max_num_reqs, runner.speculator.num_query_per_req
-    most = min(runner.max_num_tokens, max_requests * block_rows)
+    # vLLM gives each request of a decoding dummy batch the rows of a block or a tree. But a graph
+    # for requests of any lengths is run with one request for each row.
+    rows = 1 + runner.num_speculative_steps
+    most = min(runner.max_num_tokens, max_requests * max(block_rows, rows))
     # With more rows than requests, a batch drafts no more than a full one: with 1 request, 2 rows
     # draft as much as 1.
     few = [rows for rows in ROW_COUNTS if rows <= max(min(max_requests, most // block_rows), 2)]
     few = [rows for rows in few if _has_room_for_blocks(runner, rows)]
     verify, full = _dummy_steps(runner)
-    target = measure_curve(verify, profiled_rows(max_requests, most))
+    # Other lengths run without a graph, which would seem to be the cost of their rows.
+    of_each = [1 + length for length in lengths_to_choose(runner, rows - 1)]
+    target = measure_curve(verify, profiled_rows(max_requests, most, of_each))
     both = measure_curve(full, few)
     seconds = np.maximum(both.seconds - target.at(both.counts), 0.0)
-    # vLLM gives each request of a decoding dummy batch the rows of a block or a tree. But a graph
-    # for requests of any lengths is run with one request for each row.
-    rows = 1 + runner.num_speculative_steps
 
     def num_requests() -> int:
         return runner.speculator.num_dummy_requests
