@@ -12,7 +12,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from vllm_dflash.engine.v1.proposer import LOGPROB_RANK_CODE
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts
-from vllm_dflash.engine.v2.speculator import PlannedSpeculator
+from vllm_dflash.engine.v2.speculator import ASSIGN_BUDGET, PlannedSpeculator
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.warm import WarmState
 
@@ -77,6 +77,20 @@ def test_what_plain_engines_compile_for_logprobs_is_not_counted() -> None:
     assert state.to_dict()["captures_after_warmup"] == 0
     torch.compile(lambda x: x * 7 + 3, backend="eager")(torch.zeros(2))
     assert state.to_dict()["captures_after_warmup"] == 1
+
+
+def test_what_vllm_compiles_for_adaptive_verification_is_not_counted() -> None:
+    """It does so within the first requests: for one, for several, for a budget of one draft."""
+    assert ASSIGN_BUDGET is not None
+    state = WarmState(tuple, late=ASSIGN_BUDGET.__code__)
+    state.seal()
+    assign = torch.compile(ASSIGN_BUDGET, backend="eager", dynamic=True)
+    chances = torch.full((8, 7), 0.5)
+    for count, budget in ((1, 3), (3, 7), (3, 1)):
+        capacities = torch.full((count,), 7, dtype=torch.int32)
+        assign(chances, torch.arange(count), capacities, budget, 7)
+        assert int(capacities.sum()) == budget
+    assert state.to_dict()["captures_after_warmup"] == 0
 
 
 def test_compilations_are_counted_once_however_many_engines_there_were() -> None:
