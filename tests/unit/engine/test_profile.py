@@ -66,7 +66,7 @@ def graphs_for(captured: list[int | None] | None) -> Any:
     if captured is None:
         return None
     graphs = {Graph(count): None for count in captured}
-    return SimpleNamespace(graphs=graphs, captured_token_counts=lambda: [])
+    return SimpleNamespace(graphs=graphs, captured_token_counts=list)
 
 
 class Runner(SimpleNamespace):
