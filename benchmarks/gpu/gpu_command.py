@@ -4,7 +4,7 @@
     make gpu ARGS=--list                            # names of parts, and how long they take
     make gpu ARGS="--within 540"                    # nothing runs beyond 540 s; again: goes on
     make gpu ARGS="--part texts"                    # a group: texts, speed, drafters, sound, rest
-    make gpu ARGS="--part graphs --part 8B"    # parts by name, any number of them
+    make gpu ARGS="--part graphs --part 8B"         # parts by name, any number of them
     make gpu ARGS="--part texts --at-once 4"        # at the same time, if there are enough cores
     make gpu ARGS=--report                          # report what is in out/gpu/parts; no GPU
     make gpu ARGS=--again                           # repeat finished parts, too

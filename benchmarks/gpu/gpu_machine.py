@@ -50,10 +50,12 @@ def ask_gpu(*names: str) -> list[str]:
 
 
 def memory_of(processes: Collection[int]) -> list[int]:
-    """Return the MiB of the GPU that these processes use, as one number; none without a driver."""
+    """Return the MiB of the GPU that these processes use, as one number; none where the driver does
+    not tell."""
     query = ["--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
-    lines = [line.split(",") for line in _output(["nvidia-smi", *query]).splitlines()]
-    used = [int(mib) for pid, mib in lines if int(pid) in processes and mib.strip().isdecimal()]
+    wanted = {str(process) for process in processes}
+    lines = [line.split(", ") for line in _output(["nvidia-smi", *query]).splitlines()]
+    used = [int(mib) for pid, mib in lines if pid in wanted and mib.isdecimal()]
     return [sum(used)] if used else []
 
 

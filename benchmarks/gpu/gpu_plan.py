@@ -62,8 +62,8 @@ class Part:
 def plan() -> list[Part]:
     """Plan what a GPU runs, in the order of what is least known.
 
-    Two hours with both real targets: texts 7 minutes, speed 14, drafters 13, sound 16, rest 36. On
-    an H200, 28 minutes had room for the first four (docs/gpu.md): texts, then the
+    An hour and a half with both real targets: texts 7 minutes, speed 14, drafters 12, sound 16,
+    rest 38. On an H200, 28 minutes had room for the first four (docs/gpu.md): texts, then the
     benches alone, then a drafter beside what is sound, five or six parts at a time.
     """
     both = BACKENDS.items()

@@ -110,7 +110,7 @@ def soak(options: argparse.Namespace, found: dict[str, Any]) -> None:
         found |= {"seen": told["seen"], "stats": ours.dflash_stats()[0]}
         found["differ"] = differences(plain, prompts, texts, told["texts"], facts, options)
         found["texts"] = len(told["texts"])
-        found["growth"] = memory[-1] - memory[0] if memory else 0
+        found["growth"] = memory[-1] - memory[0] if memory else None
         tell(options.file, found)
 
 
@@ -143,7 +143,7 @@ def faults(found: dict[str, Any]) -> list[str]:
     stats = found.get("stats", {})
     wrong = [f"{name.replace('_', ' ')}: {stats[name]}" for name in NEVER if stats.get(name)]
     wrong += [f"{len(found['differ'])} divergences"] if found.get("differ") else []
-    grown = found.get("growth", 0)
+    grown = found.get("growth") or 0
     return wrong + ([f"{grown} MiB more on the GPU"] if grown > MOST_GROWTH else [])
 
 
@@ -151,7 +151,14 @@ def tell(file: Path, found: dict[str, Any], died: str = "") -> None:
     """Write the results so far."""
     seen = found.get("seen", {})
     events = ", ".join(f"{seen.get(one, 0)} {one}" for one in ("served", "hung up", "preempted"))
-    words = [f"{found.get('seconds', 0):.0f} s", events, *faults(found), *filter(None, [died])]
+    unknown = ["how much memory it takes is not known"] * (found.get("growth", 0) is None)
+    words = [
+        f"{found.get('seconds', 0):.0f} s",
+        events,
+        *faults(found),
+        *unknown,
+        *([died] * bool(died)),
+    ]
     file.write_text(json.dumps(found | {"verdict": "; ".join(words)}, indent=1))
 
 

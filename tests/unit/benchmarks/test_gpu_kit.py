@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -10,9 +11,13 @@ import psutil
 import pytest
 
 from gpu import gpu_plan, gpu_run
+from gpu.gpu_benches import BENCHES, TINY, Bench
 from gpu.gpu_plan import RESULT, Part, plan
 from gpu.gpu_run import FAILED, kept, read_outcomes, run
 from support.waiting import wait_until
+from vllm_dflash.tools.bench.bench_command import add_bench, settle
+from vllm_dflash.tools.bench.bench_runs import parse_client_flags
+from vllm_dflash.tools.bench.bench_setup import check_concurrency
 
 BENCHMARKS = Path(gpu_plan.__file__).parents[1]
 MACHINE = {"name": "some GPU", "sources": "1"}
@@ -56,6 +61,25 @@ def test_what_a_lease_can_answer_comes_first(
         f"{target} {step}" for target in ("SmolLM2", "Gemma 3 270M") for step in steps
     ]
     assert 5 < sum(part.seconds for part in drafters[3:]) / 60 < 7
+
+
+@pytest.mark.parametrize("bench", [*BENCHES, TINY], ids=lambda bench: bench.name)
+def test_benches_have_flags_that_bench_takes(bench: Bench) -> None:
+    """Without a GPU nothing else would show it."""
+    parser = argparse.ArgumentParser()
+    add_bench(parser.add_subparsers())
+    parsed, parsed.client_flags = parser.parse_known_args(["bench", *bench.flags])
+    settle(parsed)
+    check_concurrency(parsed)
+    parse_client_flags([*parsed.client_flags, "--model", "target"])
+    least = parsed.max_model_len * max(parsed.concurrency)  # tokens that may be in flight
+    if bench.size is not None and bench is not TINY:
+        target, drafter = bench.size.target, bench.size.drafter
+        numbers = 2 * 64 * sum(one.kv_heads * one.layers for one in (target, drafter))
+        cache = int(bench.serve[bench.serve.index("--kv-cache-memory-bytes") + 1])
+        assert 2 * numbers * least * 0.75 < cache  # answers do not fill `max_model_len`
+        sides = 2 + len(parsed.native_k) + len(parsed.beside)
+        assert sides * (cache + 1.1 * bench.size.bytes_of_weights) < 135 << 30
 
 
 ENGINE = """
