@@ -68,10 +68,11 @@ def test_benches_have_flags_that_bench_takes(bench: Bench) -> None:
     """Without a GPU nothing else would show it."""
     parser = argparse.ArgumentParser()
     add_bench(parser.add_subparsers())
-    parsed, parsed.client_flags = parser.parse_known_args(["bench", *bench.flags])
+    parsed, unknown = parser.parse_known_args(["bench", *bench.flags])
+    parsed.client_flags = unknown
     settle(parsed)
     check_concurrency(parsed)
-    parse_client_flags([*parsed.client_flags, "--model", "target"])
+    parse_client_flags([*unknown, "--model", "target"])
     least = parsed.max_model_len * max(parsed.concurrency)  # tokens that may be in flight
     if bench.size is not None and bench is not TINY:
         target, drafter = bench.size.target, bench.size.drafter
