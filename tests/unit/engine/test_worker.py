@@ -87,6 +87,8 @@ def test_one_request_with_drafts_is_enough_to_send_them(
 class Drafter:
     """Counts the steps that run. What it did before a user's first step must not show."""
 
+    num_query_per_req = 8
+
     def __init__(self) -> None:
         self.statistics = DraftStatistics(7)
         self.sealed_with: list[int] = []
@@ -119,9 +121,13 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     worker: Any = object.__new__(V2GPUWorker)
     worker.rank, worker.drafter = 0, Drafter()
     worker.model_config = SimpleNamespace(model="T")
-    worker.vllm_config = None
+    worker.vllm_config = SimpleNamespace(kernel_config=SimpleNamespace(enable_jit_warmup=True))
     parallel = SimpleNamespace(enable_batch_sharded_sampling=False)
     worker.model_runner = SimpleNamespace(
+        max_num_reqs=2,
+        max_num_tokens=64,
+        max_model_len=64,
+        _dummy_run=lambda *_, **__: worker.drafter.run(1),
         parallel_config=parallel,
         rejection_sampler=None,
         model_state=SimpleNamespace(prepare_attn=None),
@@ -157,6 +163,29 @@ def test_what_runs_before_a_users_first_step_is_not_counted(
     assert not watch.__self__._warned_of_nan
     worker.drafter.run(3)
     assert worker.drafter.count() == 6
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "lengths"),
+    [(4096, [8, 24, 56, 120, 248]), (100, [8, 24, 56, 92]), (8, [])],
+)
+def test_kernels_for_prompts_are_compiled_before_requests(
+    max_model_len: int, lengths: list[int]
+) -> None:
+    """For one request of each length: vLLM compiles by the longest one of a batch."""
+    worker: Any = object.__new__(V2GPUWorker)
+    worker.drafter, runs = Drafter(), list[tuple[int, int]]()
+
+    def run(tokens: int, *, skip_eplb: bool) -> None:
+        assert skip_eplb
+        runs.append((tokens, worker.model_runner.max_num_reqs))
+
+    worker.model_runner = SimpleNamespace(
+        max_num_reqs=64, max_num_tokens=8192, max_model_len=max_model_len, _dummy_run=run
+    )
+    worker._warm_prompts()
+    assert runs == [(tokens, 1) for tokens in lengths]
+    assert worker.model_runner.max_num_reqs == 64
 
 
 @pytest.mark.parametrize("is_draft", [False, True])

@@ -23,6 +23,10 @@ from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_clas
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.vllms_own import SWITCH_OFF
 
+PROMPT_ROWS = (16, 32, 64, 128, 256)
+"""Rows of a prompt and its block, rounded up: vLLM compiles for each of these. 256 is for more,
+too."""
+
 
 class V2Worker(DraftingWorker):
     """V2 worker for any platform."""
@@ -106,3 +110,23 @@ class V2GPUWorker(V2Worker):
                 f" (vLLM's log names it). {SWITCH_OFF}."
             )
         super().init_device()
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Warm up and capture graphs."""
+        if self.vllm_config.kernel_config.enable_jit_warmup:
+            self._warm_prompts()
+        return super().compile_or_warm_up_model()
+
+    def _warm_prompts(self) -> None:
+        """Run a prompt of each length for which vLLM compiles a kernel of its own
+        (`prepare_dflash_inputs`), so that no request waits for it."""
+        runner = self.model_runner
+        block_rows, most = self.drafter.num_query_per_req, runner.max_num_reqs
+        longest = min(runner.max_model_len, runner.max_num_tokens) - block_rows
+        runner.max_num_reqs = 1
+        try:
+            for tokens in sorted({min(size - block_rows, longest) for size in PROMPT_ROWS}):
+                if tokens > 0:
+                    runner._dummy_run(tokens, skip_eplb=True)
+        finally:
+            runner.max_num_reqs = most
