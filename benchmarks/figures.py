@@ -18,7 +18,7 @@ import numpy as np
 
 from vllm_dflash.tools.bench.bench_result import Results, throughput_table
 from vllm_dflash.tools.bench.plot import plot_panels
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
+from vllm_dflash.tools.bench.sides import OURS, PLAIN
 
 ROOT = Path(__file__).parents[1]
 RAW, PICTURE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.png"
@@ -44,14 +44,9 @@ def kept(result: dict[str, Any]) -> str:
     return f'{json.dumps(head)[:-1]}, "measurements": [\n' + ",\n".join(numbers) + "\n]}\n"
 
 
-def results_of(raw: dict[str, Any]) -> Results:
-    """Convert to what the reports of `bench` take."""
-    return Results([Side(**side) for side in raw["sides"]], raw["measurements"])
-
-
 def readme_part(raw: dict[str, Any]) -> str:
     """Write README's table, and what it was measured on."""
-    results = results_of(raw)
+    results = Results.read(raw)
     natives = results.of_kind("native")
     lengths = ", ".join(str(side.draft_tokens) for side in natives)
     others = sorted(
@@ -95,7 +90,7 @@ def page_part(raw: dict[str, Any]) -> str:
         f"{about['pair']}; {raw['rounds_complete']} rounds; {about['cores']} cores, {about['cpu']};"
         f" {versions}; preloaded: {preloaded}. `scripts/run.sh {about['command']}`"
     )
-    results = results_of(raw)
+    results = Results.read(raw)
     tables = [throughput_table(results, load) for load in results.loads]
     parts = [table.markdown().replace(f"## {table.title}", f"{table.title}:") for table in tables]
     return "\n".join([head, "", *parts]).rstrip()
@@ -123,7 +118,7 @@ def main() -> None:
     if parsed.result is not None:
         RAW.write_text(kept(json.loads(parsed.result.read_text())))
     raw = json.loads(RAW.read_text())
-    results = results_of(raw)
+    results = Results.read(raw)
     plot_panels([(results, load) for load in results.loads if "temperature" not in load], PICTURE)
     for page, part in PAGES.items():
         page.write_text(with_part(page.read_text(), part(raw)))

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from figures import results_of
 from safetensors.torch import save_file
 
 from support.quantised import quantise
@@ -71,7 +70,7 @@ def measure(target: Path, out: Path, options: list[str]) -> Results:
     command = ["vllm-dflash", "bench", *pair, *NO_NATIVE, *options, "--out", str(out)]
     command += ["--", "--enforce-eager"]
     subprocess.run(command, check=True)
-    return results_of(json.loads((out / "result.json").read_text()))
+    return Results.read(json.loads((out / "result.json").read_text()))
 
 
 def table(found: dict[str, Results], dtype: str) -> Table:

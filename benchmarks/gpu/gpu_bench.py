@@ -12,18 +12,13 @@ import numpy as np
 from gpu.gpu_benches import BENCHES, TINY
 from gpu.gpu_machine import telling_lines
 from vllm_dflash.tools.bench.bench_result import Results
-from vllm_dflash.tools.bench.sides import OURS, PLAIN, Side
+from vllm_dflash.tools.bench.sides import OURS, PLAIN
 from vllm_dflash.tools.cli import main as run_command_line
-
-
-def results_of(data: dict[str, Any]) -> Results:
-    """Return what a `result.json` contains."""
-    return Results([Side(**side) for side in data["sides"]], data["measurements"])
 
 
 def verdict_of(data: dict[str, Any]) -> str:
     """Say how ours compares with plain decoding, at each number of requests."""
-    results = results_of(data)
+    results = Results.read(data)
     ratios = [
         f"{np.median(results.rounds(load, count, OURS) / results.rounds(load, count, PLAIN)):.2f}"
         f" at {count}"

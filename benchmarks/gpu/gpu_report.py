@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gpu.gpu_bench import results_of
 from gpu.gpu_machine import together, version_of
 from gpu.gpu_plan import LONGEST, Part
 from gpu.gpu_run import Outcome
-from vllm_dflash.tools.bench.bench_result import tables_of
+from vllm_dflash.tools.bench.bench_result import Results, tables_of
 from vllm_dflash.tools.bench.sides import OURS, PLAIN
 from vllm_dflash.tools.tables import Table
 
@@ -72,7 +71,7 @@ def write_report(
         sections.append(HOW)
     panels = []
     for one in measured:
-        results = results_of(one.data)
+        results = Results.read(one.data)
         sections.append(f"### {one.part}\n\n`{one.data['about']['command']}`\n")
         sections += [t.markdown() for load in results.loads for t in tables_of(results, load)]
         if {OURS, PLAIN} <= {side.name for side in results.sides}:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 
 import figures
+
+from vllm_dflash.tools.bench.bench_result import Results, spread
+from vllm_dflash.tools.bench.sides import OURS, PLAIN
+
+NATIVE, BLOCKS = ("native K=3", "native K=7"), "ours, blocks only"
+ON_A_GPU = {
+    "8B": (PLAIN, *NATIVE, OURS),
+    "SmolLM2 on HumanEval": (PLAIN, *NATIVE, "ngram", BLOCKS, OURS),
+}
+"""Columns of docs/benchmarks.md's tables, by the part of docs/gpu.json that has their numbers."""
 
 
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
@@ -18,3 +29,19 @@ def test_pages_tell_what_was_measured(page: Path) -> None:
     raw = json.loads(figures.RAW.read_text())
     text = page.read_text()
     assert figures.with_part(text, figures.PAGES[page](raw)) == text
+
+
+@pytest.mark.parametrize("part", ON_A_GPU)
+def test_the_tables_of_a_gpu_tell_what_was_measured(part: str) -> None:
+    raw = json.loads((figures.ROOT / "docs" / "gpu.json").read_text())
+    (data,) = (one["data"] for one in raw["outcomes"] if one["part"] == part)
+    results, text = Results.read(data), (figures.ROOT / "docs" / "benchmarks.md").read_text()
+    (load,) = results.loads
+    for count in results.settings(load):
+        rates = {side.name: results.rounds(load, count, side.name) for side in results.sides}
+        others = [name for name in rates if not name.startswith(OURS)]
+        fastest = max(others, key=lambda name: float(np.median(rates[name])))
+        cells = [f"{np.median(rates[name]):,.0f}" for name in ON_A_GPU[part]]
+        cells += [spread(rates[OURS] / rates[name]) for name in (PLAIN, fastest)]
+        cells[-1] += f", {fastest.removeprefix('native ')}"
+        assert f"\n| {count} | {' | '.join(cells)} |\n" in text

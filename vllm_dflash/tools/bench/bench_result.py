@@ -45,6 +45,11 @@ class Results:
         for one in measurements:
             self._results[one["load"], one["setting"], one["side"]].append(one["result"])
 
+    @classmethod
+    def read(cls, raw: dict[str, Any]) -> Results:
+        """Take them from the content of a `result.json`."""
+        return cls([Side(**side) for side in raw["sides"]], raw["measurements"])
+
     @property
     def loads(self) -> list[str]:
         """Measured loads, in order."""
