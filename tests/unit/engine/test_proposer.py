@@ -284,6 +284,21 @@ def test_a_cache_type_of_the_drafters_own_is_not_the_targets(harness: Harness) -
     assert harness.config.cache_config.cache_dtype == "auto"
 
 
+def test_layers_that_see_later_rows_and_those_that_do_not_have_groups_of_their_own(
+    harness: Harness,
+) -> None:
+    proposer = harness.proposer
+    (whole,) = proposer.draft_attn_groups
+    attentions = proposer.model.context.attentions
+    for number, attention in enumerate(attentions):
+        attention.causal = number > 0
+    groups = split_by_kind(whole, attentions, harness.config, torch.device("cpu"), CACHE_BLOCK)
+    names = [attention.attn.layer_name for attention in attentions]
+    assert len(names) > 1
+    found = {group.causal: group.layer_names for group in groups}
+    assert found == {False: names[:1], True: names[1:]}
+
+
 @pytest.mark.parametrize(
     ("connector", "groups", "waits"), [(None, 1, True), ("one", 1, False), (None, 2, False)]
 )
