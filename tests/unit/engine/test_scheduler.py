@@ -57,6 +57,23 @@ def test_a_step_is_scheduled_with_room_for_blocks_and_may_return_more_drafts(
         assert (step.room, step.num_spec_tokens_to_schedule) == (7, 32)
 
 
+@pytest.mark.usefixtures("bare_scheduler")
+@pytest.mark.parametrize("drafts", ["drafts", None])
+def test_drafts_are_taken_after_the_tokens_of_their_step(
+    monkeypatch: pytest.MonkeyPatch, drafts: Any
+) -> None:
+    """vLLM checks them against the grammar's state, and whether the request is past its prompt."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        V1Scheduler.__mro__[1], "update_from_output", lambda *_: seen.append("tokens")
+    )
+    monkeypatch.setattr(V1Scheduler, "update_draft_token_ids", lambda _, new: seen.append(new))
+    output: Any = SimpleNamespace()
+    v1_scheduler.DRAFTS.attach(output, drafts)
+    V1Scheduler(vllm_config=WHOLE).update_from_output(SimpleNamespace(), output)
+    assert seen == (["tokens", "drafts"] if drafts else ["tokens"])
+
+
 def test_vllm_reckons_the_room_of_a_block(pair: Pair) -> None:
     """It reads the config that it is given, in several places."""
     whole = pair.start()
