@@ -43,9 +43,9 @@ class Bench:
     group: str
     seconds: float
     flags: tuple[str, ...]
-    """Of `bench`: engines, loads, rounds. All engines stay on the GPU and take turns."""
+    """Flags of `bench`: engines, loads, rounds. All engines stay on the GPU and take turns."""
     serve: tuple[str, ...]
-    """Of `vllm serve`."""
+    """Flags of `vllm serve`, for every engine."""
     size: Size | None = None
     """None: SmolLM2."""
 

@@ -151,14 +151,11 @@ def tell(file: Path, found: dict[str, Any], died: str = "") -> None:
     """Write the results so far."""
     seen = found.get("seen", {})
     events = ", ".join(f"{seen.get(one, 0)} {one}" for one in ("served", "hung up", "preempted"))
-    unknown = ["how much memory it takes is not known"] * (found.get("growth", 0) is None)
-    words = [
-        f"{found.get('seconds', 0):.0f} s",
-        events,
-        *faults(found),
-        *unknown,
-        *([died] * bool(died)),
-    ]
+    words = [f"{found.get('seconds', 0):.0f} s", events, *faults(found)]
+    if found.get("growth", 0) is None:
+        words.append("how much memory it takes is not known")
+    if died:
+        words.append(died)
     file.write_text(json.dumps(found | {"verdict": "; ".join(words)}, indent=1))
 
 

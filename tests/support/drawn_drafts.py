@@ -52,7 +52,8 @@ def compare(
     find_argmax(logits, most_likely, expected_confidence)
     # The same numbers, but a GPU may add them in another order: Triton gives a thread two columns
     # at a time where it reads `d2t`, and one where it does not (seen on an H200).
-    torch.testing.assert_close(confidence, expected_confidence, rtol=1e-5, atol=0.0)
+    rounding = 1e-5 if d2t is not None and logits.is_cuda else 0.0
+    torch.testing.assert_close(confidence, expected_confidence, rtol=rounding, atol=0.0)
     assert torch.equal(drawn[slots <= 0], most_likely[slots <= 0])  # temperature 0, and nobody's
     found, expected = [ids[drawn]], [_verified(logits, ids, noise)]
     # Ascending: of equal logits, which bfloat16 has, both sides take the first.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
 
 import figures
 
-from vllm_dflash.tools.bench.bench_result import Results, spread
+from vllm_dflash.tools.bench.bench_result import Results, throughput_table
 from vllm_dflash.tools.bench.sides import OURS, PLAIN
 
 NATIVE, BLOCKS = ("native K=3", "native K=7"), "ours, blocks only"
@@ -37,11 +36,9 @@ def test_the_tables_of_a_gpu_tell_what_was_measured(part: str) -> None:
     (data,) = (one["data"] for one in raw["outcomes"] if one["part"] == part)
     results, text = Results.read(data), (figures.ROOT / "docs" / "benchmarks.md").read_text()
     (load,) = results.loads
-    for count in results.settings(load):
-        rates = {side.name: results.rounds(load, count, side.name) for side in results.sides}
-        others = [name for name in rates if not name.startswith(OURS)]
-        fastest = max(others, key=lambda name: float(np.median(rates[name])))
-        cells = [f"{np.median(rates[name]):,.0f}" for name in ON_A_GPU[part]]
-        cells += [spread(rates[OURS] / rates[name]) for name in (PLAIN, fastest)]
-        cells[-1] += f", {fastest.removeprefix('native ')}"
-        assert f"\n| {count} | {' | '.join(cells)} |\n" in text
+    table = throughput_table(results, load)
+    for row in table.rows:
+        of = dict(zip(table.columns, row, strict=True))
+        cells = [f"{float(of[name]):,.0f}" for name in ON_A_GPU[part]]
+        cells += [of["ours / plain"], of["ours / fastest other"].replace("native ", "")]
+        assert f"\n| {row[0]} | {' | '.join(cells)} |\n" in text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     most = min(runner.max_num_tokens, max_requests * max(block_rows, rows))
     # With more rows than requests, a batch drafts no more than a full one: with 1 request, 2 rows
     # draft as much as 1.
-    few = [rows for rows in ROW_COUNTS if rows <= max(min(max_requests, most // block_rows), 2)]
-    few = [rows for rows in few if _has_room_for_blocks(runner, rows)]
+    fit = max(min(max_requests, most // block_rows), 2)
+    few = [count for count in ROW_COUNTS if count <= fit and _has_room_for_blocks(runner, count)]
     verify, full = _dummy_steps(runner)
     # Other lengths run without a graph, which would seem to be the cost of their rows.
     of_each = [1 + length for length in lengths_to_choose(runner, rows - 1)]
@@ -78,6 +79,16 @@ def lengths_to_choose(runner: GPUModelRunner, max_draft: int) -> list[int]:
     return sorted(lengths | {0, max_draft})
 
 
+@contextmanager
+def dummy_requests(runner: GPUModelRunner, most: int) -> Iterator[None]:
+    """Context in which the runner's dummy batches have at most so many requests."""
+    before, runner.max_num_reqs = runner.max_num_reqs, most
+    try:
+        yield
+    finally:
+        runner.max_num_reqs = before
+
+
 @torch.inference_mode()
 def ragged_seconds(runner: GPUModelRunner) -> float:
     """Extra time of a step whose requests have different numbers of rows, in seconds.
@@ -100,11 +111,8 @@ def ragged_seconds(runner: GPUModelRunner) -> float:
     uniform_seconds = seconds(requests * rows, uniform=True)
     # A dummy batch has the maximum number of requests, whose rows differ by one at most. So one
     # row less than the uniform batch makes it ragged.
-    most_requests, runner.max_num_reqs = runner.max_num_reqs, requests
-    try:
+    with dummy_requests(runner, requests):
         apart = seconds(requests * rows - 1)
-    finally:
-        runner.max_num_reqs = most_requests
     return max(apart - uniform_seconds, 0.0)
 
 

@@ -17,7 +17,12 @@ from vllm_dflash.engine.v2.captured_lengths import capture_all_lengths
 from vllm_dflash.engine.v2.drawing import sample_by_drawing
 from vllm_dflash.engine.v2.exchange import CHAINS_ONLY, COUNTED, FACTS, WorkerFacts
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
-from vllm_dflash.engine.v2.v2_profile import lengths_to_choose, profile_v2, ragged_seconds
+from vllm_dflash.engine.v2.v2_profile import (
+    dummy_requests,
+    lengths_to_choose,
+    profile_v2,
+    ragged_seconds,
+)
 from vllm_dflash.engine.vllm_fixes.undrafted_graphs import fix_undrafted_graphs
 from vllm_dflash.engine.worker import DraftingWorker, Output, check_drafter_class
 from vllm_dflash.planning.costs import StepCosts
@@ -121,12 +126,9 @@ class V2GPUWorker(V2Worker):
         """Run a prompt of each length for which vLLM compiles a kernel of its own
         (`prepare_dflash_inputs`), so that no request waits for it."""
         runner = self.model_runner
-        block_rows, most = self.drafter.num_query_per_req, runner.max_num_reqs
+        block_rows = self.drafter.num_query_per_req
         longest = min(runner.max_model_len, runner.max_num_tokens) - block_rows
-        runner.max_num_reqs = 1
-        try:
+        with dummy_requests(runner, 1):
             for tokens in sorted({min(size - block_rows, longest) for size in PROMPT_ROWS}):
                 if tokens > 0:
                     runner._dummy_run(tokens, skip_eplb=True)
-        finally:
-            runner.max_num_reqs = most

@@ -184,8 +184,8 @@ class Comparison:
             try:
                 with self.progress.stage("starting the servers", len(waiting), "servers") as tell:
                     while waiting:
-                        is_ours = waiting[0].plugins == PLUGIN
-                        room = self.at_once if servers and not is_ours else 1
+                        alone = not servers or waiting[0].plugins == PLUGIN
+                        room = 1 if alone else self.at_once
                         crowd, waiting = waiting[:room], waiting[room:]
                         names, began = ", ".join(side.name for side in crowd), time.monotonic()
                         tell(len(servers), f"waiting for {names}")
