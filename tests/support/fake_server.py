@@ -31,7 +31,7 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0"} 3.0
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0"} 1.0
 """
-ROOT_CAUSE = "(Worker pid=7) ERROR 11-21 09:10:00 [mp.py:8] weights.LoadError: too short"
+ROOT_CAUSE = "(VllmWorker-0 pid=7) ERROR 11-21 09:10:00 [mp.py:8] weights.LoadError: too short"
 TOO_LONG = 50
 """Tokens of a prompt that is refused."""
 BREAKS = 8

@@ -46,7 +46,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 LAST_LINES = 15
 """Lines shown from the end of a log without errors."""
 ERROR_LINE = re.compile(
-    r"^(?:\(\w+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
+    r"^(?:\([\w-]+ pid=\d+\) )?(?:\[rank\d+\]: )?(?:ERROR [^]]*\] )?"
     r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
     re.MULTILINE,
 )

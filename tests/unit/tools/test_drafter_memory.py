@@ -109,6 +109,14 @@ def test_what_vllm_packs_is_not_counted(pair: Pair, packed: str) -> None:
     assert any("KV cache" in one for one in found.not_checked)
 
 
+@pytest.mark.parametrize("option", ["kv_cache_dtype", "draft_kv_cache_dtype"])
+def test_a_cache_dtype_that_vllm_does_not_know_is_refused(pair: Pair, option: str) -> None:
+    found = inspect(pair.drafter, pair.target, {option: "fp9"})
+    assert found.error is not None
+    assert "'fp9' is none of auto, " in found.error
+    assert found.command is None
+
+
 def test_ranks_divide_the_weights() -> None:
     """Two ranks halve all but the context's projection and the norms; a head is never halved."""
     spec = parse_config("it", drafter_config(num_key_value_heads=1))

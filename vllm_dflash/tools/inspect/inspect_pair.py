@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vllm.config import ModelConfig
+from vllm.config.cache import CacheDType
 from vllm.engine.arg_utils import EngineArgs
 
 from vllm_dflash.checkpoint.architectures import check_not_swapped
@@ -58,6 +59,10 @@ def inspect_pair(
     """
     found = Inspection(drafter, target)
     try:
+        asked = {engine.get("kv_cache_dtype"), draft_kv_cache_dtype} - {None}
+        if unknown := asked.difference(get_args(CacheDType)):
+            names = ", ".join(get_args(CacheDType))
+            raise ValueError(f"KV cache dtype {unknown.pop()!r} is none of {names}.")
         spec = found.drafter = _read_spec(drafter, revision, drafter_overrides, target)
         found.warnings += spec.remarks
         headers = _read_headers(found, drafter, revision)
