@@ -3,7 +3,7 @@
 #   docker run --rm --publish 127.0.0.1:8000:8000 --env HF_TOKEN \
 #       --volume vllm-dflash:/home/vllm/.cache vllm-dflash:cpu models/demo/target \
 #       --speculative-config '{"method": "dflash", "model": "models/demo/drafter"}'
-# The volume keeps downloaded models and what this package compiles. HF_TOKEN is for models that ask
+# The volume keeps downloaded models and what vLLM compiles. HF_TOKEN is for models that ask
 # for one: it is passed on from your shell, and is in no image. The demo pair is inside.
 FROM python:3.11-slim
 

@@ -58,10 +58,8 @@ def log_gpu_figures() -> None:
     has shown that it is at least as fast as vLLM's own DFlash at all numbers of requests."""
     if current_platform.is_cuda():
         logger().info(
-            "on the one GPU that has run vllm-dflash, an H200, it made 1.31, 1.27 and 1.07 of the"
-            " tokens/s of vLLM's own DFlash with its best K, at 1, 8 and 32 requests with"
-            " SmolLM2-135M; with a model of 8B's size 0.96, 0.98, 1.05, and 0.93 at 64"
-            " (docs/benchmarks.md). %s.",
+            "on the one GPU that has run vllm-dflash, an H200, it made 0.87 to 1.31 of the tokens/s"
+            " of vLLM's own DFlash with its best K (docs/benchmarks.md). %s.",
             SWITCH_OFF,
         )
 

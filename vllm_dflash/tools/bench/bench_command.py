@@ -181,7 +181,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
     settle(parsed)
     wanted = ["pandas", *(["matplotlib"] if parsed.break_even is None else [])]
     if missing := [name for name in wanted if find_spec(name) is None]:
-        raise ValueError(f"{', '.join(missing)} missing: pip install 'vllm-dflash[bench]'")
+        raise ValueError(f"{', '.join(missing)} missing: pip install {' '.join(missing)}")
     from vllm_dflash.tools.bench.bench_setup import compare_sides
     from vllm_dflash.tools.bench.break_even import compare_steps
 

@@ -29,7 +29,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "trust_remote_code": {"action": "store_true", "help": "allow the target's own code"},
 }
 """vLLM's options that this command takes, and their arguments for argparse."""
-ABOUT = """Show what a drafter is, whether it fits a target, and how much memory the pair needs.
+ABOUT = """Show what a drafter is, whether it fits a target, and how much memory the drafter needs.
 Reads configs and the headers of safetensors files. Loads no weights and needs no GPU."""
 EPILOG = f"""exit code: {FITS} fits, {DOES_NOT_FIT} does not fit, {UNREADABLE} could not be read
 
@@ -42,7 +42,7 @@ examples:
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command to the command line."""
-    about = "show a drafter, whether it fits a target, and the memory that the pair needs"
+    about = "show a drafter, whether it fits a target, and the memory that it needs"
     texts = {"help": about, "description": ABOUT, "epilog": EPILOG}
     parser = add_command(commands, "inspect", run_inspect, **texts)
     add_pair(parser)

@@ -49,7 +49,7 @@ def inspect_pair(
     draft_kv_cache_dtype: str | None = None,
     **engine: Any,
 ) -> Inspection:
-    """Find out what a drafter is, whether it fits a target, and how much memory the pair needs.
+    """Find out what a drafter is, whether it fits a target, and how much memory it needs.
 
     Reads configs and the headers of safetensors files, from folders or repositories. Loads no
     weights and needs no GPU. Does not raise if the pair does not fit or cannot be read.
