@@ -28,9 +28,11 @@ demo: setup
 check: setup
 	scripts/run.sh ruff check .
 	scripts/run.sh ruff format --check .
+	$(SIDE_BY_SIDE) check-types test-unit PYTEST_ARGS="$(LONG:%=--ignore=%) $(PYTEST_ARGS)"
+
+check-types:
 	scripts/run.sh lint-imports --no-logo --no-cache
 	scripts/run.sh mypy
-	$(MAKE) test-unit PYTEST_ARGS="$(LONG:%=--ignore=%) $(PYTEST_ARGS)"
 
 # Each runner has one process with one thread: two of each would wait for one another on two
 # cores. Servers and clusters come after them, with as many threads as a user has.

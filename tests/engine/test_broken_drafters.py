@@ -13,6 +13,7 @@ from support.engines import (
     greedy,
     held_out_prompts,
     proposer_of,
+    slow_on_v2,
     token_ids,
 )
 from vllm_dflash.engine.reporting.log import logger
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("runner")
 PROMPTS, PARAMS = held_out_prompts(4), greedy(20)
 
 
+@slow_on_v2
 def test_a_broken_drafter_warns_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the logits are NaN; the output stays plain decoding's, and each is counted once."""
     rows, kept, warnings = list[int](), list[int](), list[str]()

@@ -29,7 +29,7 @@ if USES_V2:  # in Triton's interpreter
     LENGTHS, ALONE = [93, 94, 121, 125, 126, 127], [2, 5]
 CASES = [
     pytest.param("asked for", "synchronous", marks=slow_on_v2),
-    pytest.param("its own", "synchronous", marks=slow_on_v2),
+    pytest.param("its own", "synchronous", marks=pytest.mark.slow),
     ("asked for", "asynchronous"),
 ]
 LONG = " ".join(held_out_prompts(3))

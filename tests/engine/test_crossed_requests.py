@@ -20,13 +20,22 @@ from support.crossed_requests import (
     Answer,
     Mixture,
     answer_alone,
+    beyond_limits,
     check_order,
     each_alone,
     mixture,
     serve,
     wrong_answers,
 )
-from support.engines import DFLASH, FIXED, USES_V2, engine, fix_costs, scheduler_of
+from support.engines import (
+    DFLASH,
+    FIXED,
+    USES_V2,
+    acceptance_by_request,
+    engine,
+    fix_costs,
+    scheduler_of,
+)
 from support.planner_world import curve
 from vllm_dflash.planning.costs import StepCosts
 
@@ -102,6 +111,7 @@ def test_hazard_6_answers_are_plain_decodings(
 ) -> None:
     """After each step, the drafter has the context of each request; at the end, nothing is left."""
     wrong, context, scheduler = [], ContextRows(llm), scheduler_of(llm)
+    verified = acceptance_by_request(llm, of_drafts=True)
     preempted, preempt = list[Any](), scheduler._preempt_request
 
     def noted(*args: Any, **named: Any) -> None:
@@ -114,11 +124,14 @@ def test_hazard_6_answers_are_plain_decodings(
         assert not context.missing()
 
     for number, (mix, answers) in enumerate(expected):
+        verified.clear()
         found = serve(llm, mix, resets=True, check=check)
-        wrong += [f"mixture {number - 1}, {one}" for one in wrong_answers(mix, found, answers)]
+        faults = [*wrong_answers(mix, found, answers), *beyond_limits(mix, verified)]
+        wrong += [f"mixture {number - 1}, {one}" for one in faults]
         check_order(llm)
     assert not wrong, "\n".join(wrong)
     (stats,) = llm.collective_rpc("dflash_stats")
-    assert stats["accepted_tokens"] > TOKENS
+    assert stats["accepted_tokens"] - stats["free_accepted_tokens"] > TOKENS
+    assert stats["free_draft_tokens"] > stats["free_accepted_tokens"] > 0
     assert stats["nan_drafts"] == stats["captures_after_warmup"] == 0
     assert len(preempted) > 5

@@ -38,7 +38,7 @@ def counts(llm: LLM) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("requests", "tokens", "temperatures"),
     [
-        (16, 16, [1.0]),
+        (6, 12, [1.0]),
         pytest.param(24, 48, [0.0, 0.7, 1.0], marks=pytest.mark.slow),
     ],
 )

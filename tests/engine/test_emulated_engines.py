@@ -36,9 +36,8 @@ pytestmark = pytest.mark.emulated
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "has_graphs", [pytest.param(False, marks=SLOW, id="eager"), pytest.param(True, id="graphs")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("has_graphs", [False, True], ids=["eager", "graphs"])
 def test_plain_decoding_writes_what_the_cpu_platform_writes(has_graphs: bool) -> None:
     found = run("plain", "latest", has_graphs=has_graphs)
     assert tokens_of(found) == tokens_of(on_cpu("plain"))
@@ -72,7 +71,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=SLOW if n == "LiLiCorr" else []) for n in KINDS]
+    "name", [pytest.param(n, marks=SLOW if n in ("fixed", "LiLiCorr") else []) for n in KINDS]
 )
 def test_each_kind_of_drafting_steps_and_counts_as_on_the_cpu_platform(name: str) -> None:
     found = run(name, KINDS[name], has_graphs=False)
@@ -109,10 +108,7 @@ def never_late(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["others ahead", pytest.param("random 1", marks=SLOW)])
 @pytest.mark.parametrize(
     "name",
-    [
-        *("free drafts", "LiLiCorr"),
-        *(pytest.param(n, marks=SLOW) for n in ("planned", "DFlash 2")),
-    ],
+    [pytest.param(n, marks=[] if n == "LiLiCorr" else SLOW) for n in KINDS if n != "fixed"],
 )
 def test_few_lengths_with_graphs_step_and_count_as_on_a_device_that_is_never_late(
     name: str, schedule: str
@@ -179,6 +175,7 @@ def test_hazard_vllms_adaptive_verification_with_more_requests_than_blocks_have_
     assert found["counters"]["accepted_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_blocks_of_more_requests_than_the_targets_graphs_take_are_graphs() -> None:
     """The target's graphs end at 16 rows, the blocks of two requests."""
     sizes = {**GRAPHS["compilation_config"], "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}

@@ -62,14 +62,14 @@ def two_turns(llm: LLM) -> tuple[list[int], list[list[int]]]:
     ("family", "shape", "times"),
     [
         ("llama", SAME, 1),
-        ("gemma4", DOUBLE, 2),
-        ("qwen3.5", SAME, 1),
         *(
             pytest.param(*rare, marks=pytest.mark.slow)
             for rare in (
                 ("llama", DOUBLE, 1),
                 ("mistral", DOUBLE, 2),
                 ("gemma4", SAME, 1),
+                ("gemma4", DOUBLE, 2),
+                ("qwen3.5", SAME, 1),
                 ("qwen3.5", DOUBLE, 2),
                 ("qwen3.5", HALF, 2),
             )

@@ -159,6 +159,7 @@ def test_targets_with_linear_attention(hybrid: tuple[Path, Any]) -> None:
     assert stats["accepted_tokens"] > NEW_TOKENS
 
 
+@pytest.mark.slow
 def test_an_engine_that_slept_goes_on() -> None:
     """Level 1: weights come back to where graphs find them, and the cache is empty."""
     settings = {**SCENARIOS["planned"].settings, **ON_GPU, **GRAPHS, "enable_sleep_mode": True}

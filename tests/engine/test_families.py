@@ -30,12 +30,17 @@ pytestmark = pytest.mark.usefixtures("runner")
 SHAPE_SCALE = 64**0.5  # of these targets
 
 
-# A runner does not see how these differ from others, so V2's slow interpreter skips them.
-ALIKE = ("llama", "llama-tied", "qwen2", "qwen3-tied", "qwen3-moe", "mistral", "granite")
+ALIKE = ("llama-tied", "qwen2", "qwen3-tied", "qwen3-moe")
+"""To either runner, as "llama" is."""
 FAMILIES = [name for name in BUILDERS if not (USES_V2 and name in ALIKE)]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=slow_on_v2) for name in FAMILIES])
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in ALIKE else slow_on_v2)
+        for name in FAMILIES
+    ]
+)
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
     return make_family(tmp_path, request.param)
 

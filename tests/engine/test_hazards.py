@@ -48,7 +48,7 @@ TREES, NODES = "trees", 15
 WINDOW, DRAFT_WINDOW = "window", 40
 """The drafter attends to the last 40 tokens."""
 SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in (WINDOW, TREES)]
-MORE = [FREE, *SLOW] if USES_V2 else [WINDOW]
+MORE = [pytest.param(FREE, marks=pytest.mark.slow), *SLOW] if USES_V2 else [WINDOW]
 
 
 class AnySteps(list[int]):
@@ -123,7 +123,9 @@ def shared(way: str) -> Iterator[LLM]:
             assert way != FREE or stats["free_draft_tokens"] > 0
 
 
-either_way = pytest.mark.parametrize("way", [*SCHEDULING, *MORE], indirect=True)
+either_way = pytest.mark.parametrize(
+    "way", [*SCHEDULING, *([FREE, *SLOW] if USES_V2 else MORE)], indirect=True
+)
 """Asynchronous scheduling runs a step while another is scheduled or a request leaves."""
 
 

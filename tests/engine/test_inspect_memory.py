@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 
 from support.engines import DRAFTER, FIXED, TARGET, drafter_cache_per_token, engine
-from support.pairs import (
-    dflash2_config,
-    lilicorr_config,
-    make_pair,
-)
+from support.pairs import dflash2_config, lilicorr_config, make_pair
 from support.quantised import quantise
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.tools.inspect.inspect_pair import inspect_pair
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
-THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 3}
 
 
 @pytest.fixture
@@ -44,26 +39,30 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 SHAPES: dict[str, dict[str, Any]] = {
-    # Pages twice as large as the target's.
-    "biases and sinks": {
+    # Pages half as large again as the target's; rows of the vocabulary are padded.
+    "biases, sinks and a vocabulary of its own": {
         **MIXED,
-        "num_key_value_heads": 4,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
         "attention_bias": True,
         "attention_sink_bias": True,
-    },
-    # Half as large again; rows of the vocabulary are padded.
-    "a vocabulary of its own": {
-        **THREE_HEADS,
         "target_hidden_size": 64,
         "hidden_size": 96,
         "draft_vocab_size": 100,
     },
+    "lilicorr": lilicorr_config(dflash_config={"conv_kernel_size": 3, "conv_group_size": 8}),
     "dflash2": dflash2_config(),
-    "lilicorr": lilicorr_config(),
 }
+RARE = ("the demo pair", "int8", "dflash2")
 
 
-@pytest.mark.parametrize("kind", ["the demo pair", "int8", "int4", *SHAPES])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in RARE else [])
+        for kind in ("the demo pair", "int8", "int4", *SHAPES)
+    ],
+)
 def test_a_drafters_memory(tmp_path: Path, kind: str, loaded: dict[str, int]) -> None:
     """Pages of another size than the target's share its cache group. Quantised weights are as large
     as in the file, and have no copy for the context."""

@@ -42,7 +42,7 @@ DRAFTERS: dict[str, tuple[str, float]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(n, marks=slow_on_v2 if n == "LiLiCorr" else []) for n in DRAFTERS]
+    "kind", [pytest.param(n, marks=[] if n == "DFlash 2" else slow_on_v2) for n in DRAFTERS]
 )
 def test_each_step_accepts_what_the_reference_accepts(
     kind: str, monkeypatch: pytest.MonkeyPatch

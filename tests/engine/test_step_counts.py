@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from itertools import cycle
 from typing import Any
 
@@ -118,31 +119,24 @@ def counting(method: Callable[..., Any], seen: list[Counter[str]], name: str) ->
     return counted
 
 
-@pytest.fixture(scope="module")
-def of_native() -> dict[int, Counter[str]]:
-    """What a step of vLLM's own DFlash launches, by number of requests."""
+@cache
+def native_launches(count: int) -> Counter[str]:
+    """Return what a step of vLLM's own DFlash launches."""
     native = {**DFLASH, "num_speculative_tokens": 7}
-    found = {}
     with pytest.MonkeyPatch.context() as patch:
         register()
         ours: Any = EngineArgs.create_speculative_config
         patch.setattr(EngineArgs, "create_speculative_config", ours.__wrapped__)
         restore_draft_model()
         patch.setattr(loading, "_MODEL_ARCH_BY_HASH", {})  # earlier tests' engines are kept there
-        for count in (1, 3):
-            found[count] = launches_of(count, lambda _: None, speculative_config=native)
-    return found
+        return launches_of(count, lambda _: None, speculative_config=native)
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("length", "beyond"), [(7, 0), (0, 1)], ids=["drafted", "undrafted"])
 def test_what_a_step_launches_beyond_vllms(
-    count: int,
-    length: int,
-    beyond: int,
-    of_native: dict[int, Counter[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    count: int, length: int, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In steps that repeat a plan, as nearly all do: between the graphs, two kernels draw and
     accept tokens, and one grades. Without a block there is a graph, too."""
@@ -152,7 +146,8 @@ def test_what_a_step_launches_beyond_vllms(
         monkeypatch.setattr(scheduler_of(llm)._cadence, "is_due", lambda _: False)
         monkeypatch.setattr(scheduler_of(llm), "_update_in", 1000)
 
-    step, native = launches_of(count, plans, speculative_config=dict(DFLASH)), of_native[count]
+    native = native_launches(count)
+    step = launches_of(count, plans, speculative_config=dict(DFLASH))
     assert step["graph"] == native["graph"] == 2
     assert [step[f"kernel {name}"] for name in ("_grade", "_draw", "_accept")] == [1, 1, 1]
     assert step.total() - native.total() <= beyond, (step - native, native - step)

@@ -113,7 +113,9 @@ def test_regret_is_that_of_the_full_distribution(plain: Server) -> None:
 
 
 def test_a_text_step_by_step(plain: Server, dflash: Server) -> None:
-    """DFlash writes its accepted drafts together."""
+    """DFlash writes its accepted drafts together. Messages go through the chat template."""
+    (message,) = encode(plain, ["What is a keel?"], {"enable_thinking": False})
+    assert decode(plain, message) == "What is a keel?\n"  # the demo target's
     (prompt,) = encode(plain, PROMPTS[:1])
     (written,) = complete(plain, [Request(prompt, 12)], 1)
     before = counts(dflash)
@@ -121,22 +123,3 @@ def test_a_text_step_by_step(plain: Server, dflash: Server) -> None:
     assert [token for step in ours for token in step] == written.tokens
     drafted = counts(dflash)["drafts"] - before["drafts"]
     assert len(ours) == 1 + drafted < 12  # nothing is drafted in the prompt's own step
-
-
-def test_messages_go_through_the_chat_template(plain: Server) -> None:
-    (tokens,) = encode(plain, ["What is a keel?"], {"enable_thinking": False})
-    assert decode(plain, tokens) == "What is a keel?\n"  # the demo target's
-    (long,) = encode(plain, ["a keel " * 600], {})
-    assert len(long) > 512  # no check here that it fits
-
-
-def test_facts(plain: Server, dflash: Server) -> None:
-    ours, theirs = dflash.wait(), plain.wait()
-    assert (ours["stop_tokens"], ours["dtype"], ours["max_model_len"]) == ([0], "float32", 512)
-    assert (ours["max_num_seqs"], theirs["drafter"]) == (8, None)
-    assert theirs["max_model_len"] == 512
-    assert theirs["has_chat_template"]
-    assert ours["drafter"] is not None
-    assert ours["drafter"].startswith("vllm-dflash ")
-    assert counts(plain) == {}
-    assert decode(plain, encode(plain, ["return self"])[0][-1:]) == " self"

@@ -210,7 +210,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of faults, or what they begin with")
     parser.add_argument("--from", nargs="+", type=Path, default=LISTS, dest="lists", metavar="TOML")
     parser.add_argument("--again", action="store_true", help="also those with an outcome")
-    parser.add_argument("--survivors", action="store_true", help="again those that survived")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("pytest", nargs="*", help="arguments of pytest, instead of unit tests")
     settings = parser.parse_args()
@@ -219,8 +218,6 @@ def main() -> None:
         faults = [fault for fault in faults if fault.name.startswith(tuple(settings.only))]
     BUILD.mkdir(exist_ok=True)
     outcomes = {} if settings.again or settings.pytest else known_outcomes(faults)
-    if settings.survivors:
-        outcomes = {name: one for name, one in outcomes.items() if one.by}
     todo = [fault for fault in faults if fault.name not in outcomes]
     for count, one in enumerate(try_all(todo, settings.jobs, settings.pytest), start=1):
         outcomes[one.name] = one

@@ -1,4 +1,4 @@
-"""Many clients of one server: some hang up, ask for too much, or send rubbish.
+"""Many clients of one server: some hang up, ask for too much, or send rubbish; then it is killed.
 
 There are so few sequences and cache blocks that requests wait and are preempted.
 """
@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
+import psutil
+import pytest
 
 from support.engines import DRAFTER, TARGET, held_out_prompts
 from support.servers import MODEL, Server, serving
-from support.waiting import PATIENCE_S, wait_until
+from support.waiting import PATIENCE_S, wait_for_end, wait_until
 
 CLIENTS, MAX_MODEL_LEN = 6, 512
 FEW = ["--max-num-seqs=4", "--block-size=32", "--num-gpu-blocks-override=20"]
@@ -103,19 +110,83 @@ async def all_clients(server: Server, long_text: str) -> None:
             group.create_task(one_client(server.url, number, long_text))
 
 
-def test_many_clients_at_once(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A read-only folder, where an engine need not write."""
+    folder = tmp_path_factory.mktemp("pair") / "drafter"
+    shutil.copytree(DRAFTER, folder)
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    drafts = ["--speculative-config.method=dflash", f"--speculative-config.model={drafter}"]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(log, TARGET, *FEW, *drafts) as started:
+        yield started
+
+
+def test_many_clients_at_once(server: Server) -> None:
     """Greedy texts stay the same, only what is wrong is refused, and nothing is left behind."""
-    drafts = ["--speculative-config.method=dflash", f"--speculative-config.model={DRAFTER}"]
-    with serving(tmp_path / "log", TARGET, *FEW, *drafts) as server:
-        body = {"model": MODEL, "temperature": 0.0, **LONG}
-        alone = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
-        text = alone.json()["choices"][0]["text"]
-        assert text
-        asyncio.run(all_clients(server, text))
-        assert server.metric("vllm:num_preemptions_total") > 0
-        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
-        held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        wait_until(
-            lambda: not any(server.metric(f"vllm:{name}") for name in held),
-            "an engine that has nothing left to do",
-        )
+    body = {"model": MODEL, "temperature": 0.0, **LONG}
+    alone = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
+    text = alone.json()["choices"][0]["text"]
+    assert text
+    asyncio.run(all_clients(server, text))
+    assert server.metric("vllm:num_preemptions_total") > 0
+    assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+    held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    wait_until(
+        lambda: not any(server.metric(f"vllm:{name}") for name in held),
+        "an engine that has nothing left to do",
+    )
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_the_engine_is_killed_under_load(server: Server, drafter: Path) -> None:
+    """Clients get an error, not silence; the server exits by itself, and nothing stays behind."""
+    endings: list[str] = []
+    clients = [
+        threading.Thread(target=endless, args=(server, prompt, endings), daemon=True)
+        for prompt in PROMPTS[:CLIENTS]
+    ]
+    for client in clients:
+        client.start()
+    states = [f"vllm:num_requests_{state}" for state in ("running", "waiting")]
+    wait_until(lambda: sum(map(server.metric, states)) == CLIENTS, "all in flight")
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    (engine,) = [process for process in family if "EngineCore" in process.name()]
+    engine.send_signal(signal.SIGKILL)
+    server.process.wait(PATIENCE_S)  # exit code 0 was seen, so the code says nothing
+    for client in clients:
+        client.join(PATIENCE_S)
+    assert len(endings) == CLIENTS, "a client still waits"
+    assert set(endings) <= {"InternalServerError", "APIConnectionError", "APIError"}, endings
+    wait_for_end(family)
+    assert "is active" in server.log.read_text()
+    assert sorted(path.name for path in drafter.iterdir()) == ["config.json", "model.safetensors"]
+    server.log.write_text("")  # it is full of the engine's death, which `serving` takes for a fault
+
+
+def endless(server: Server, prompt: str, endings: list[str]) -> None:
+    """A client that asks again as long as it is answered."""
+    while True:
+        try:
+            with server.client.completions.create(
+                model=MODEL,
+                prompt=prompt,
+                max_tokens=400,
+                stream=True,
+                timeout=PATIENCE_S,
+                extra_body={"ignore_eos": True},
+            ) as stream:
+                for _ in stream:
+                    pass
+        except openai.APIError as error:
+            endings.append(type(error).__name__)
+            return
+        except httpx.RemoteProtocolError:  # the connection broke in mid-stream
+            endings.append("APIConnectionError")
+            return

@@ -7,7 +7,7 @@ with vLLM's own list, so a new field of vLLM fails the test until it is handled 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from vllm.sampling_params import (
 )
 
 from support.engines import TARGET, USES_V2, held_out_prompts, scheduler_of
+from vllm_dflash.config.request_options import most_drafts
 
 TOKENS = 8 if USES_V2 else 20
 """Tokens of an answer. Triton's interpreter takes ten times as long."""
@@ -73,7 +74,10 @@ FEATURES: dict[str, list[Fields]] = {
     ],
     "allowed_token_ids": [{"allowed_token_ids": [*range(10, 500)]}],
     "bad_words": [{"bad_words": ["self"]}, {"bad_words": ["def", "return x", "import"]}],
-    "extra_args": [{"extra_args": {"of_no_meaning": 1}}],
+    "extra_args": [
+        {"extra_args": {"of_no_meaning": 1}},
+        *({"extra_args": {"dflash": {"max_drafts": most}}} for most in (0, 1, 2)),
+    ],
     "skip_reading_prefix_cache": [{"skip_reading_prefix_cache": True}],
     "thinking_token_budget": [{"thinking_token_budget": count} for count in (0, 1, 4, 6)],
     "repetition_detection": [{"repetition_detection": RepetitionDetectionParams(6, 1, 3)}],
@@ -286,6 +290,17 @@ def wrong_answers(
         if one.hangs_up is None
         and (why := difference(mine, theirs, has_logprobs=has_logprobs)) is not None
     ]
+
+
+def beyond_limits(mix: Mixture, verified: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return who had more drafts verified than it wants, by names of sequences in the engine."""
+    found = []
+    for name, counts in verified.items():
+        one = mix.requests[int(name.partition("-")[0].rpartition("_")[2])]
+        most = most_drafts(one.params.extra_args or {})
+        if most is not None and max(counts) > most:
+            found.append(f"{one.about}: at most {most} drafts, verified {counts}")
+    return found
 
 
 def check_order(llm: LLM) -> None:

@@ -17,14 +17,12 @@ class ForcedTexts(FixedLength):
 
     agrees_across_ranks = False
 
-    def __init__(self, max_draft: int, seed: int = 0, *, whole: bool = False) -> None:
-        """Draft no request and verify all that is predicted if `whole` is set."""
+    def __init__(self, max_draft: int, seed: int = 0) -> None:
         super().__init__(max_draft)
         self._dice = np.random.default_rng(seed)
-        self._whole = whole
 
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
-        rests = self._whole or self._dice.random() < 0.5
+        rests = self._dice.random() < 0.5
         drafted = (max_drafts > 0) & (self._dice.random(len(ids)) < 0.7)
         if rests or not drafted.any():
             return Plan.without_block(len(ids))
@@ -35,7 +33,7 @@ class ForcedTexts(FixedLength):
         lengths, from_text = super().choose(step, confidence)
         if step.predicted is not None:
             predicted = step.predicted.lengths
-            takes = self._whole or self._dice.random(step.num_requests) < 0.7
+            takes = self._dice.random(step.num_requests) < 0.7
             from_text = (predicted > 0) & takes
             lengths = np.where(from_text, predicted, lengths)
-        return lengths if self._whole else self._dice.integers(0, lengths + 1), from_text
+        return self._dice.integers(0, lengths + 1), from_text

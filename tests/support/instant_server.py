@@ -13,9 +13,10 @@ from vllm_dflash.tools.server_process import Facts
 
 
 class InstantServer(Server):
-    """Counts upwards from the last token of the prompt. A token is a character's number."""
+    """Counts upwards from the last token of the prompt, or writes a script. Tokens are bytes."""
 
-    def __init__(self, **facts: Any) -> None:
+    def __init__(self, *script: bytes, **facts: Any) -> None:
+        """Each part of the script is a step."""
         known: dict[str, Any] = {
             "drafter": None,
             "stop_tokens": [],
@@ -23,6 +24,7 @@ class InstantServer(Server):
             "max_num_seqs": 99,
         }
         self.facts = Facts(**{**known, "max_model_len": 999, **facts})  # type: ignore[typeddict-item]
+        self.script = script
         self.asked: list[dict[str, Any]] = []
         """Bodies of the completions."""
         self.drafts = 0.0
@@ -42,17 +44,15 @@ class InstantServer(Server):
     def regret(self, best: int, scored: int) -> float:
         return float(best != scored)
 
-    def steps(self, tokens: list[int]) -> list[list[int]]:
-        return [tokens]
-
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         match path, body:
             case "/tokenize", {"prompt": text}:
                 return {"tokens": [ord(letter) for letter in text]}
-            case "/tokenize", {"messages": [{"content": text}]}:
+            case "/tokenize", {"messages": [{"content": text}], "chat_template_kwargs": {**more}}:
+                assert not more
                 return {"tokens": [ord(letter) for letter in f"<{text}>"]}
             case "/detokenize", {"tokens": [*tokens]}:
-                return {"prompt": "".join(map(chr, tokens))}
+                return {"prompt": bytes(tokens).decode(errors="replace")}
             case "/v1/completions", {"prompt": [*prompt], "max_tokens": limit}:
                 self.asked.append(asked := dict(body or {}))
                 choice: dict[str, Any] = {"token_ids": self.write(prompt, limit)}
@@ -76,7 +76,7 @@ class InstantServer(Server):
             ]
         else:
             (choice,) = self.ask(path, body)["choices"]
-            parts = self.steps(choice["token_ids"])
+            parts = [[*step] for step in self.script] or [choice["token_ids"]]
             events = [json.dumps({"choices": [{"token_ids": one}]}) for one in parts]
             lines = [f"data: {event}\n\n" for event in [*events, "[DONE]"]]
         yield io.BytesIO("".join(lines).encode())

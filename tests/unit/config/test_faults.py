@@ -1,7 +1,7 @@
 """Broken drafter files give a clear message, in bounded time, before anything starts.
 
 See test_config_fuzz.py for the config's fields in general, test_messages.py for other refusals, and
-test_server_faults.py for faults of servers.
+test_many_clients.py for a killed one.
 """
 
 from __future__ import annotations

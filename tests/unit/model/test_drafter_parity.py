@@ -8,6 +8,7 @@ import torch
 
 from support.cached_drafter import Harness, Row, check_logits, features_of
 from support.drafter_harness import DrafterHarness, ProposerHarness
+from support.engines import slow_on_v2
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.reference_decoding import block_states
 
@@ -101,7 +102,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
+ON_V2 = ("gqa", "speculators-small-vocabulary", "sample-from-anchor", "dflash2", "lilicorr")
+"""What V2's kernels see; of the others, its slow interpreter would run the same."""
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in ON_V2 else [slow_on_v2]
+
+
+@pytest.fixture(params=[pytest.param(SHAPES[n], marks=marks_of(n), id=n) for n in SHAPES])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     return make_pair(tmp_path, **request.param)
 
@@ -150,11 +159,12 @@ def test_logits_equal_the_reference(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("shape", "own"),
     [
-        ("gqa", {}),
-        ("dflash2", {}),
-        ("dflash2", {"num_speculative_tokens": 3}),
+        *(
+            pytest.param(n, {}, marks=slow_on_v2)
+            for n in ("gqa", "dflash2", "lilicorr-convolutions")
+        ),
+        pytest.param("dflash2", {"num_speculative_tokens": 3}, marks=slow_on_v2),
         ("dflash2-sample-from-anchor", {"num_speculative_tokens": 3}),
-        ("lilicorr-convolutions", {}),
     ],
 )
 def test_a_block_beside_others_is_as_if_alone(
@@ -197,8 +207,10 @@ def check_two_blocks(harness: Harness, pair: Pair, width: int) -> None:
 
 
 @pytest.mark.usefixtures("runner")
-@pytest.mark.parametrize("asked", [1, 3])
-@pytest.mark.parametrize("shape", ["gqa", "dflash2", "lilicorr-convolutions"])
+@pytest.mark.parametrize("asked", [pytest.param(1, marks=slow_on_v2), 3])
+@pytest.mark.parametrize(
+    "shape", [pytest.param("gqa", marks=slow_on_v2), "dflash2", "lilicorr-convolutions"]
+)
 def test_fewer_drafts_asked_for_than_the_drafter_was_trained_for(
     tmp_path: Path, shape: str, asked: int
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from support.cached_drafter import Harness, Row, check_logits, features_of
 from support.drafter_harness import DrafterHarness
+from support.engines import slow_on_v2
 from support.pairs import make_pair
 from support.reference_decoding import draft
 
@@ -47,8 +48,11 @@ YARN: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"rope_parameters": LINEAR}, {"rope_parameters": LLAMA3}],
-    ids=["default", "linear", "llama3"],
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"rope_parameters": LINEAR}, id="linear", marks=slow_on_v2),
+        pytest.param({"rope_parameters": LLAMA3}, id="llama3", marks=slow_on_v2),
+    ],
 )
 def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
     tmp_path: Path, changes: dict[str, Any]
@@ -69,7 +73,14 @@ def test_hazard_57964_no_position_is_read_behind_the_rotary_table(
 @pytest.mark.parametrize(
     ("num_rows", "num_drafts"),
     # A draft must fit, with the bonus token before it and the token after it.
-    [(OWN - 9, 7), (OWN - 8, 6), (OWN - 3, 1), (OWN - 2, 0), (OWN, 0), (OWN + 30, 0)],
+    [
+        (OWN - 8, 6),
+        (OWN - 2, 0),
+        *(
+            pytest.param(OWN + rows, drafts, marks=slow_on_v2)
+            for rows, drafts in ((-9, 7), (-3, 1), (0, 0), (30, 0))
+        ),
+    ],
 )
 def test_requests_are_drafted_up_to_the_drafters_own_limit(
     tmp_path: Path, num_rows: int, num_drafts: int

@@ -154,36 +154,21 @@ def test_only_float32_texts_must_be_the_same(
     assert demo(tmp_path, *PAIR) == code
 
 
-class Writing(InstantServer):
-    """Writes each text at once, by a rule."""
-
-    def __init__(self, side: Side = SIDES[0], **facts: Any) -> None:
-        known = {"dtype": "float32", "has_chat_template": False, "stop_tokens": [STOP]}
-        super().__init__(**known | facts)
-        self.side = side
-
-    def ask(self, path: str, body: Any = None) -> Any:
-        if path == "/tokenize" and "messages" in body:
-            assert body["chat_template_kwargs"] == {}
-        return super().ask(path, body)
-
-    def steps(self, tokens: list[int]) -> list[list[int]]:
-        return [tokens[:1], tokens[1:4], tokens[4:]]
-
-
-STOP = ord("h")
+def writing(*script: bytes, **facts: Any) -> InstantServer:
+    known = {"dtype": "float32", "has_chat_template": False, "stop_tokens": [ord("h")]}
+    return InstantServer(*script, **known | facts)
 
 
 def demonstrated(
     prompts: list[str], questions: list[str], **facts: Any
-) -> tuple[Demonstration, list[Writing], list[Any]]:
-    """Return the result, the servers, and what was shown."""
-    started: list[Writing] = []
+) -> tuple[Demonstration, dict[str, InstantServer], list[Any]]:
+    """Return the result, the servers by the names of their sides, and what was shown."""
+    started: dict[str, InstantServer] = {}
     told: list[Any] = []
 
     def start(side: Side) -> Server:
-        started.append(Writing(side, **facts))
-        return started[-1]
+        started[side.name] = writing(**facts)
+        return started[side.name]
 
     def show(prompt: str, text: Iterator[Step]) -> None:
         told.append((prompt, [*text]))
@@ -194,31 +179,15 @@ def demonstrated(
 def test_every_side_writes_the_same_texts_and_ours_starts_first() -> None:
     prompts = [chr(ord("a") + number) for number in range(30)]
     one, started, told = demonstrated(prompts, ["a question"])
-    assert [server.side.name for server in started] == ["ours", "plain"]
-    assert [len(server.asked) for server in started] == [2 + 1 + 4 + 8 + 24, 1 + 4 + 8 + 24]
-    assert {asked["max_tokens"] for asked in started[1].asked} == {6}
+    numbers = [(name, len(server.asked)) for name, server in started.items()]
+    assert numbers == [("ours", 2 + 1 + 4 + 8 + 24), ("plain", 1 + 4 + 8 + 24)]
+    assert {asked["max_tokens"] for asked in started["plain"].asked} == {6}
     assert one.dtype == "float32"
     assert one.all_identical
     assert list(one.levels) == [1, 8]
     lengths = {name: written.acceptance_length for name, written in one.levels[8].items()}
     assert lengths == dict.fromkeys(("ours", "plain"), 2.0)
     assert [prompt for prompt, _ in told] == ["a", "b"]
-
-
-class Scripted(Writing):
-    """Writes these steps. Tokens are bytes."""
-
-    def __init__(self, *script: bytes, **facts: Any) -> None:
-        super().__init__(**facts)
-        self.script = script
-
-    def steps(self, tokens: list[int]) -> list[list[int]]:
-        return [[*step] for step in self.script]
-
-    def ask(self, path: str, body: Any = None) -> Any:
-        if path == "/detokenize":
-            return {"prompt": bytes(body["tokens"]).decode(errors="replace")}
-        return super().ask(path, body)
 
 
 @pytest.mark.parametrize(
@@ -237,11 +206,11 @@ class Scripted(Writing):
     ],
 )
 def test_steps_are_shown_as_they_come(script: list[bytes], shown: list[Step]) -> None:
-    assert [*write_by_step(Scripted(*script), [ord("a")], 6)] == shown
+    assert [*write_by_step(writing(*script), [ord("a")], 6)] == shown
 
 
 def test_a_text_is_not_asked_beyond_the_context() -> None:
-    server = Scripted(b"b", max_model_len=6)
+    server = writing(b"b", max_model_len=6)
     assert [*write_by_step(server, [ord("a")], 9)] == [Step("", "b", 1)]
     assert server.asked[0]["max_tokens"] == 5
 
@@ -251,7 +220,7 @@ def test_a_target_that_chats_is_asked_questions() -> None:
     one, started, told = demonstrated(["p"], questions, has_chat_template=True)
     assert told[0][0] == "question 0?\n\n"
     assert {name: len(level["ours"].texts) for name, level in one.levels.items()} == {1: 4, 8: 24}
-    for each in started:
+    for each in started.values():
         prompts = {"".join(map(chr, asked["prompt"])) for asked in each.asked}
         assert prompts == {f"<{question}>" for question in questions}
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from support import ROOT
 from support.engines import DRAFTER, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.arguments import not_negative, positive, share, whole
+from vllm_dflash.tools.console import COULD_NOT_RUN, INTERRUPTED
 from vllm_dflash.tools.prompts import read_prompts
+from vllm_dflash.tools.server import EngineDied
 
 PAIR = [str(DRAFTER), "--target", str(TARGET)]
 SWAPPED = [str(TARGET), "--target", str(DRAFTER)]
@@ -50,6 +53,31 @@ def test_usage_errors_end_with_2(
         code = int(stopped.code or 0)
     assert code == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_bug"),
+    [
+        (ValueError("the pair does not fit"), COULD_NOT_RUN, False),
+        (EngineDied(ROOT / "README.md"), COULD_NOT_RUN, False),
+        (KeyError("a bug"), COULD_NOT_RUN, True),
+        (KeyboardInterrupt("interrupted"), INTERRUPTED, False),
+    ],
+)
+def test_what_ends_a_command_is_said(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, is_bug: bool
+) -> None:
+    """Only a bug comes with a traceback."""
+
+    def run() -> int:
+        raise error
+
+    assert cli.run_command("it", run) == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert "it: " in err
+    assert str(error.args[0]) in err
+    assert ("Traceback" in err) == is_bug
 
 
 @pytest.mark.parametrize(
