@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.dialects import as_zlab
@@ -26,6 +28,9 @@ Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
 
 OWN_LENGTH = "max_model_len"
 """Key in the `dflash_config` of vLLM's copy: longest request that is drafted, in tokens."""
+
+OF_MANY_KINDS = ("auto", "hf", "mistral", "npcache", "pt")
+"""Load formats by which vLLM may read pickles, or `consolidated*.safetensors` instead of others."""
 
 
 def read_by_vllm(
@@ -70,6 +75,7 @@ def read_by_vllm(
     assert speculative_config is not None
     if is_beyond:
         speculative_config.max_model_len = limit
+    load_safetensors(speculative_config, engine_args)
     return describe_to_vllm(speculative_config, drafter)
 
 
@@ -104,6 +110,24 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
         if getattr(hf_config, "layer_types", None):
             hf_config.layer_types = ["full_attention"] * len(hf_config.layer_types)
     return config
+
+
+def load_safetensors(config: SpeculativeConfig, engine_args: EngineArgs) -> None:
+    """Let vLLM load a drafter from `*.safetensors` only, and if there is an index, from the files
+    that it names."""
+    from vllm.model_executor.model_loader.utils import get_draft_load_config
+    from vllm.transformers_utils.runai_utils import is_runai_obj_uri
+
+    if config.draft_load_config is None and is_runai_obj_uri(
+        config.target_model_config.model_weights
+    ):
+        return  # "auto" becomes "runai_streamer", which reads nothing else
+    engine: Any = SimpleNamespace(
+        speculative_config=config, load_config=engine_args.create_load_config()
+    )
+    loading = get_draft_load_config(engine)
+    if loading.load_format in OF_MANY_KINDS:
+        config.draft_load_config = replace(loading, load_format="safetensors")
 
 
 def drafted_length(draft: ModelConfig) -> int:

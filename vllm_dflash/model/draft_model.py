@@ -17,7 +17,7 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
+from vllm_dflash.checkpoint.headers import Tensor
 from vllm_dflash.checkpoint.names import FUSED_LAYERS, LATTICE, our_name
 from vllm_dflash.checkpoint.refusal import cut_off
 from vllm_dflash.checkpoint.tensors import (
@@ -43,10 +43,6 @@ class DFlashDraftModel(nn.Module):
     Call `share_vocabulary` once, `context.store` for every token that was not rejected, and
     `forward`, then `compute_logits`, for the blocks to draft.
     """
-
-    allow_patterns_overrides: Sequence[str] = ("*.safetensors",)
-    """The only files that vLLM's loader takes: no pickle, whatever `load_format` says. Each
-    instance narrows it to the files that its index names."""
 
     checkpoint_names = WeightsMapper(
         orig_to_new_prefix={
@@ -93,8 +89,6 @@ class DFlashDraftModel(nn.Module):
         draft = vllm_config.speculative_config.draft_model_config
         self._files = draft.model, draft.revision
         """Where the files are, except weights; for object storage, the folder that vLLM keeps."""
-        index = get_hf_file_bytes(INDEX, *self._files)
-        self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
         # vLLM does not call `load_weights` for made-up weights.
         if get_draft_load_config(vllm_config).load_format == "dummy":
             for parameter in self.parameters():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from vllm.config import LoadConfig
 
 from support.configs_by_hand import GPT_OSS, Fields
 from vllm_dflash.checkpoint.read import parse_config
@@ -15,6 +16,7 @@ from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.draft_config import (
     describe_to_vllm,
     drafted_length,
+    load_safetensors,
     read_by_vllm,
 )
 
@@ -48,8 +50,9 @@ def vllms(hf_config: SimpleNamespace, text: SimpleNamespace, asked: int | None =
     draft.model_arch_config = hf(architectures=["DFlash2DraftModel"])
     return SimpleNamespace(
         draft_model_config=draft,
-        target_model_config=hf(max_model_len=TARGETS_LENGTH),
+        target_model_config=hf(max_model_len=TARGETS_LENGTH, model_weights=""),
         max_model_len=asked,
+        draft_load_config=LoadConfig(load_format="safetensors"),
     )
 
 
@@ -115,13 +118,38 @@ def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limi
 
     config.target_model_config.max_model_len = 300_000
     drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
-    args = SimpleNamespace(speculative_config={"max_model_len": limit})
+    args = SimpleNamespace(
+        speculative_config={"max_model_len": limit}, create_load_config=LoadConfig
+    )
     target: Any = SimpleNamespace(trust_remote_code=False)
     found = read_by_vllm(reads, cast("Any", args), target, drafter, GPT_OSS)
     is_kept = rope == "default" and limit > drafter.max_position_embeddings == 131_072
     assert given == [None if is_kept else limit]
     if rope == "default":
         assert drafted_length(found.draft_model_config) == limit
+
+
+@pytest.mark.parametrize(
+    ("target", "of_target", "own", "found"),
+    [
+        ("", "auto", None, "safetensors"),
+        ("", "ipc_cache", None, "safetensors"),  # from which vLLM takes only the target
+        ("", "runai_streamer", None, None),
+        ("", "runai_streamer", "auto", "safetensors"),
+        ("", "auto", "dummy", "dummy"),
+        ("s3://bucket/target", "auto", None, None),  # vLLM streams both
+        ("s3://bucket/target", "auto", "auto", "safetensors"),
+    ],
+)
+def test_how_a_drafter_is_loaded(
+    target: str, of_target: str, own: str | None, found: str | None
+) -> None:
+    config = vllms(hf(), hf())
+    config.target_model_config.model_weights = target
+    config.method, config.draft_load_config = "dflash", own and LoadConfig(load_format=own)
+    args: Any = SimpleNamespace(create_load_config=lambda: LoadConfig(load_format=of_target))
+    load_safetensors(config, args)
+    assert (config.draft_load_config and config.draft_load_config.load_format) == found
 
 
 @pytest.mark.parametrize(
