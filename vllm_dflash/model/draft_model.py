@@ -18,7 +18,7 @@ from vllm.model_executor.models.utils import (
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from vllm_dflash.checkpoint.headers import Tensor
-from vllm_dflash.checkpoint.names import FUSED_LAYERS, LATTICE, our_name
+from vllm_dflash.checkpoint.names import FUSED_LAYERS, LATTICE, by_our_names
 from vllm_dflash.checkpoint.refusal import cut_off
 from vllm_dflash.checkpoint.tensors import (
     MASK_EMBEDDING_FILE,
@@ -206,16 +206,16 @@ class DFlashDraftModel(nn.Module):
                 its target lacks.
         """
         # All tensors at once: a wrong one must be named before vLLM's loaders fail on it.
-        named = ((our_name(name), tensor) for name, tensor in weights)
-        tensors = [one for one in named if not self.spec.leaves_out(one[0])]
+        named = by_our_names(self.spec.model, dict(weights))
+        tensors = {name: one for name, one in named.items() if not self.spec.leaves_out(name)}
         check_tensors(
             self.spec,
             {
                 name: Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                for name, tensor in tensors
+                for name, tensor in tensors.items()
             },
         )
-        if unread := unread_tensors(self.spec, dict(tensors)):
+        if unread := unread_tensors(self.spec, tensors):
             init_logger("vllm.dflash").warning_once(
                 "drafter %r: %s not loaded, nor by vLLM's own DFlash. If the drafter was trained"
                 ' with biases of its attention, add "drafter_overrides": {"attention_bias":'
@@ -224,19 +224,20 @@ class DFlashDraftModel(nn.Module):
                 cut_off(", ".join(sorted(unread))),
                 MASK_EMBEDDING_FILE,
             )
-            tensors = [one for one in tensors if one[0] not in unread]
-        check_ids(self.spec, dict(tensors), self._target_vocab_size)
+            for name in unread:
+                del tensors[name]
+        check_ids(self.spec, tensors, self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
         mask_embedding: torch.Tensor | None = None
         content = get_hf_file_bytes(MASK_EMBEDDING_FILE, *self._files)
         if content is not None:
             mask_embedding = parse_mask_embedding(self.spec, content).to(device)
         with device:
-            names = {name for name, _ in tensors}
-            self.vocabulary = DraftVocabulary(self.spec, names, mask_embedding)
-        others = [one for one in tensors if not one[0].startswith(LATTICE)]
+            self.vocabulary = DraftVocabulary(self.spec, tensors, mask_embedding)
+        others = [one for one in tensors.items() if not one[0].startswith(LATTICE)]
         loaded = AutoWeightsLoader(self).load_weights(others, mapper=self.checkpoint_names)
         if self.lattice is not None:
-            loaded |= {f"lattice.{name}" for name in load_head(self.lattice, tensors)}
+            own = load_head(self.lattice, tensors.items())
+            loaded |= {f"lattice.{name}" for name in own}
         self.context.fuse_layers(self.block.attentions())
         return loaded

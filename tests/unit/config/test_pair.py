@@ -262,6 +262,7 @@ ANCHORED = {"dflash_config": {"sample_from_anchor": True}}
     [
         (12, {}, 7, 0),  # rows beyond its block mean nothing
         (5, {"block_size": None}, 5, 0),
+        (1023, {"block_size": None}, 254, 0),  # max_model_len is 256
         (5, {"block_size": None, **ANCHORED}, 5, 0),
         (12, ANCHORED, 8, 0),
         (5, {"vocab_size": 310}, 5, 1),
@@ -283,7 +284,13 @@ def test_pairs_that_vllm_takes_as_well(
         ({}, {"vocab_size": 1345}, 1, "does not fit target 'target': vocab_size is 1345"),
         ({}, {"intermediate_size": 95}, 1, "the weights do not match config.json"),
         ({"draft_tensor_parallel_size": 4}, {}, 2, "draft_tensor_parallel_size is 4"),
-        ({"drafter_overrides": {"zzz": 1}}, {}, 1, r"\['zzz'\] changes nothing"),
+        (
+            {"num_speculative_tokens": 1024},
+            {"block_size": None},
+            1,
+            "has no block_size, so it would be 1 [+] num_speculative_tokens, which is 1024",
+        ),
+        ({"drafter_overrides": {"zzz": 1}}, {}, 1, "nothing reads 'zzz'"),
     ],
 )
 def test_pairs_that_are_refused(
