@@ -53,8 +53,6 @@ REFUSED: list[tuple[Fields, str]] = [
     ({"num_key_value_heads": 5}, "num_attention_heads (32) must be a multiple of num_key_value_"),
     ({"head_dim": 127}, "head_dim must be even to be rotated, it is 127"),
     ({"num_attention_heads": 8192, "head_dim": None}, "head_dim must be even to be rotated, it is"),
-    ({"model_type": ""}, "model_type must be the name of a model type"),
-    ({"dtype": 16}, "dtype must be a type's name"),
     # Rotation.
     ({"rope_theta": 0}, "rope_theta of rope_theta must be a positive number"),
     ({"rope_scaling": "yarn"}, "rope_scaling must be an object, config.json says 'yarn'"),
