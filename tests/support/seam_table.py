@@ -102,9 +102,11 @@ SEAMS = {
             ModelCudaGraphManager.captured_token_counts build_dynamic_sd_schedule_lookup
         vllm.v1.worker.gpu.buffer_utils: StagedWriteTensor.__init__
     """,
-    "lilicorr": """
+    # Drafters that choose among candidates.
+    "candidates": """
         vllm.model_executor.models.lilicorr:LiLiCorrHead. forward
             materialize_inference_buffers
+        vllm.model_executor.models.qwen3_dflash2: CandidateSelector.forward
         vllm.model_executor.layers.logits_processor: LogitsProcessor.get_top_k_tokens
     """,
     "ray": """

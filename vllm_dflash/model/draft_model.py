@@ -28,13 +28,14 @@ from vllm_dflash.checkpoint.tensors import (
 )
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.model.context_projection import ContextProjection
-from vllm_dflash.model.dflash2_layers import CandidateSelector
+from vllm_dflash.model.dflash2_layers import make_selector
 from vllm_dflash.model.layers import DraftBlock
 from vllm_dflash.model.lilicorr_head import finish_head, load_head, make_head
 from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.lilicorr import LiLiCorrHead
+    from vllm.model_executor.models.qwen3_dflash2 import CandidateSelector
 
 
 class DFlashDraftModel(nn.Module):
@@ -80,8 +81,8 @@ class DFlashDraftModel(nn.Module):
         if self.spec.lilicorr is not None:
             self.lattice = make_head(self.spec, quantisation)
         elif self.spec.dflash2 is not None:
-            self.selector = CandidateSelector(
-                self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
+            self.selector = make_selector(
+                self.spec.hidden_size, self.spec.vocab_size, self.spec.dflash2
             )
         self.uniform_width = options.block_rows
         """Rows of each block if `forward` gets no offsets."""
