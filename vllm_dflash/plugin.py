@@ -153,7 +153,6 @@ def _wrap_front_end() -> None:
         if requested is None:
             return read(self)
 
-        from vllm_dflash.checkpoint.spec import DrafterError
         from vllm_dflash.config.draft_config import read_by_vllm
         from vllm_dflash.config.left_to_vllm import leave_to_vllm
         from vllm_dflash.model.registration import restore_draft_model
@@ -181,8 +180,7 @@ def _wrap_front_end() -> None:
             settings = SpeculativeSettings.from_config(requested)
             options = _select(self, settings, config, target_model_config, *args, **kwargs)
         write_speculative_config(asked, options)
-        with _refusals_logged(DrafterError):
-            return read_by_vllm(read, asked, target_model_config, options.drafter, config)
+        return read_by_vllm(read, asked, target_model_config, options.drafter)
 
     create_speculative_config.wrapped_by_vllm_dflash = True  # type: ignore[attr-defined]
     EngineArgs.create_speculative_config = create_speculative_config

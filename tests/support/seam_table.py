@@ -10,11 +10,11 @@ SEAMS = {
     "front_end": """
         vllm.engine.arg_utils: AsyncEngineArgs
         vllm.engine.arg_utils:EngineArgs. _set_default_max_num_seqs_and_batched_tokens_args
-            create_speculative_config disable_hybrid_kv_cache_manager enable_chunked_prefill
-            enable_lora load_format lora_target_modules max_num_active_seqs scheduler_cls
-            spec_method spec_tokens watermark_config
+            create_load_config create_speculative_config disable_hybrid_kv_cache_manager
+            enable_chunked_prefill enable_lora load_format lora_target_modules max_num_active_seqs
+            scheduler_cls spec_method spec_tokens watermark_config
         vllm.config.speculative:SpeculativeConfig. _is_custom_proposer_path
-            max_num_new_slots_for_drafting
+            draft_load_config max_num_new_slots_for_drafting
         vllm.model_executor.models.registry: ModelRegistry.models ModelRegistry.register_model
             _LazyRegisteredModel
         vllm.parser.abstract_parser: DelegatingParser.parse_delta Parser.__init__
@@ -102,9 +102,11 @@ SEAMS = {
             ModelCudaGraphManager.captured_token_counts build_dynamic_sd_schedule_lookup
         vllm.v1.worker.gpu.buffer_utils: StagedWriteTensor.__init__
     """,
-    "lilicorr": """
+    # Drafters that choose among candidates.
+    "candidates": """
         vllm.model_executor.models.lilicorr:LiLiCorrHead. forward
             materialize_inference_buffers
+        vllm.model_executor.models.qwen3_dflash2: CandidateSelector.forward
         vllm.model_executor.layers.logits_processor: LogitsProcessor.get_top_k_tokens
     """,
     "ray": """

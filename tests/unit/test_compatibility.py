@@ -21,7 +21,7 @@ from vllm_dflash.config.engine_options import ADDITIONAL_CONFIG_KEY, CPU_WORKER_
 
 RECORDED = {file.stem: json.loads(file.read_text()) for file in RECORDS.glob("*.json")}
 INSTALLED = RECORDED[Version(vllm.__version__).public]
-PARTS = ("front_end", "engine", "worker", "v1", "v2", "lilicorr")
+PARTS = ("front_end", "engine", "worker", "v1", "v2", "candidates")
 OURS: dict[str, Any] = {"draft_length": "fixed", "free_drafts": "off"}
 
 

@@ -53,11 +53,6 @@ class ZlabConfig(DrafterShape):
     causal: bool | None = flag(None)
     causal_head: bool = flag(False)
     use_aux_hidden_state: bool = flag(True)
-
-    # Read by transformers, which rejects other types without naming the field.
-    model_type: str | None = described(None, "the name of a model type", min_length=1)
-    dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
-    torch_dtype: str | dict[str, Any] | None = described(None, "a type's name", min_length=1)
     quantization_config: dict[str, Any] | None = described(None, "an object")
 
     @field_validator("layer_types")

@@ -5,7 +5,6 @@ The check before an engine starts and `vllm-dflash inspect` both use it, so they
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections import Counter
@@ -131,29 +130,6 @@ def read_folder(folder: Path) -> Headers:
                 " download it again."
             ) from error
     return Headers(tuple(file.name for file in files), tensors)
-
-
-def loading_pattern(model: str, index: bytes | None) -> str:
-    """File name pattern by which vLLM's loader finds a drafter's weights.
-
-    If a model class sets a pattern, the loader takes every matching file and ignores the index. It
-    accepts only one pattern, so this is as narrow as names such as
-    `model-00001-of-00002.safetensors` allow.
-
-    Args:
-        model: name of the drafter, for messages.
-        index: content of `INDEX`; None if there is none: then all files count.
-
-    Raises:
-        HeadersUnreadableError: the content is not an index.
-    """
-    if index is None:
-        return "*.safetensors"
-    names = _names_in(index, f"{model}/{INDEX}")
-    if len(names) == 1:
-        return glob.escape(names[0])
-    common = os.path.commonprefix(names)  # noqa: RUF071 - characters, not folders
-    return f"{glob.escape(common)}*.safetensors"
 
 
 def _indexed(folder: Path) -> list[Path]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
-from vllm_dflash.checkpoint.headers import Tensor
+from vllm_dflash.checkpoint.spec import DrafterError
 
+One = TypeVar("One")
 LATTICE = "lilicorr."
 """Prefix of tensors in LiLiCorr's head."""
 NUMBERED = {  # as in torch's Sequential, which early exports used
@@ -38,9 +40,20 @@ def our_name(name: str) -> str:
     return name
 
 
-def by_our_names(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, by our names."""
-    return {our_name(name): tensor for name, tensor in found.items()}
+def by_our_names(model: str, found: Mapping[str, One]) -> dict[str, One]:
+    """The tensors of the drafter `model`, or something about each, by our names.
+
+    Raises:
+        DrafterError: two of them have the same name.
+    """
+    renamed: dict[str, str] = {}
+    for name in found:
+        if (other := renamed.setdefault(our_name(name), name)) != name:
+            raise DrafterError(
+                f"drafter {model!r}: the weights have one tensor twice, as {other} and as {name}."
+                " Download the drafter again, or remove one of them (docs/checkpoints.md says how)."
+            )
+    return {ours: found[name] for ours, name in renamed.items()}
 
 
 def fuse(expected: dict[str, tuple[int, ...]], found: Collection[str]) -> None:

@@ -48,6 +48,8 @@ which predicts how many drafts are worth verifying. The drafts are the same with
 modules are not loaded."""
 ABOUT_LENGTH_HEADS = ("thresh_head_", "use_thresh_head_", "prob_head_", "use_prob_head")
 """Prefixes of the keys of `dflash_config` that configure such a head."""
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+"""Fields of z-lab's format that only `rope.py` reads."""
 ABOUT_ASSUMED_BASE = (
     f"config.json states no rope_theta: {ASSUMED_BASE:,.0f} is assumed. If the drafter was trained"
     ' with another base, few drafts are accepted: write it as "rope_theta" in "drafter_overrides"'
@@ -64,8 +66,8 @@ def read_drafter(
     z-lab's; `dflash_config` is merged.
 
     Raises:
-        DrafterError: the drafter is missing, not a DFlash checkpoint or not supported, or an
-            override has no effect.
+        DrafterError: the drafter is missing, not a DFlash checkpoint or not supported, or nothing
+            reads an override.
     """
     return parse_overridden(model, load_config(model, revision), overrides or {})
 
@@ -113,19 +115,8 @@ def parse_overridden(
     """Parse with `overrides` instead of the config's own fields; see `read_drafter`.
 
     Raises:
-        DrafterError: the result cannot be read, or an override changes nothing.
+        DrafterError: the result cannot be read, or nothing reads an override.
     """
-
-    def is_idle(name: str) -> bool:
-        others = {key: value for key, value in overrides.items() if key != name}
-        try:
-            without = parse_config(model, config, others)
-        except DrafterError:  # this override fixes it
-            return False
-        # vLLM reads the length from the file.
-        unread = {one: getattr(spec, one) for one in ("remarks", length)}
-        return without.model_copy(update=unread) == spec
-
     spec, length = parse_config(model, config, overrides), "max_position_embeddings"
     if (
         config.get("speculators_model_type") is not None
@@ -136,13 +127,44 @@ def parse_overridden(
             " by which vLLM recognises the speculators library's format. Copy it from the published"
             ' config.json, or add "speculators_config": {"algorithm": "dflash"} to this one.'
         )
-    if idle := [name for name in overrides if is_idle(name)]:
-        limit = ' How long requests are drafted is "max_model_len" of the speculative config.'
+    if unread := _unread_overrides(spec, overrides):
         raise DrafterError(
-            f"drafter {model!r}: drafter_overrides: {idle} changes nothing in how the drafter is"
-            f" read. Correct or remove it.{limit if length in idle else ''}"
+            f"drafter {model!r}: drafter_overrides: {'; '.join(unread)}. Correct or remove it."
+        )
+    rope = spec.rope_parameters
+    is_rotated_by_it = rope["rope_type"] == "yarn" and (
+        rope["original_max_position_embeddings"] == spec.max_position_embeddings
+    )
+    nested = overrides.get("dflash_config") or {}
+    is_other = config_field(config, length) != spec.max_position_embeddings
+    if length in {*overrides, *nested} and is_other and not is_rotated_by_it:
+        # vLLM reads it from the file.
+        raise DrafterError(
+            f"drafter {model!r}: drafter_overrides: {length} changes nothing in how the drafter is"
+            ' read. Remove it. How long requests are drafted is "max_model_len" of the speculative'
+            " config."
         )
     return spec
+
+
+def _unread_overrides(spec: DrafterSpec, overrides: Mapping[str, Any]) -> list[str]:
+    """What is wrong with each override whose name nothing reads."""
+    extra = _names(type(spec.lilicorr or spec.dflash2))
+    in_nested = _names(ZlabConfig) | extra | {f"use_{head}" for head in LENGTH_HEADS}
+    at_top = _names(ZlabConfig).difference(ONLY_NESTED) | {*ROTARY, "architectures"}
+    if spec.dialect == "speculators":
+        at_top |= _names(Speculators) | extra | {"sample_from_anchor"}
+    known = at_top | {f"dflash_config.{name}" for name in in_nested}
+    written = [name for name in overrides if name != "dflash_config"]
+    written += [f"dflash_config.{name}" for name in overrides.get("dflash_config") or {}]
+    faults = []
+    for name in written:
+        if name not in known:
+            last = name.removeprefix("dflash_config.")
+            moved = {last, f"dflash_config.{last}"} & known
+            near = moved.pop() if moved else nearest(name, known)
+            faults.append(f"nothing reads {name!r}" + (f", did you mean {near!r}?" if near else ""))
+    return faults
 
 
 def parse_config(
@@ -153,6 +175,11 @@ def parse_config(
         return _parsed(model, *_in_zlab(config, overrides))
     except ValueError as why:
         raise DrafterError(f"drafter {model!r}: {why}.") from None
+
+
+def _names(kind: type[Any]) -> set[str]:
+    """Names by which the fields of this class are written; empty for other classes."""
+    return {field.alias or name for name, field in getattr(kind, "model_fields", {}).items()}
 
 
 def _in_zlab(config: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -286,8 +313,7 @@ def _remarks(nested: dict[str, Any], length_heads: Sequence[str], besides: type[
             f"AdaFlash: its length head ({', '.join(length_heads)}) is not run, because vllm-dflash"
             " plans draft lengths itself"
         )
-    fields = {**ZlabConfig.model_fields, **getattr(besides, "model_fields", {})}
-    read = {field.alias or name for name, field in fields.items()}
+    read = _names(ZlabConfig) | _names(besides)
     for key in sorted(nested.keys() - read):
         if not (length_heads and key.startswith(ABOUT_LENGTH_HEADS)):
             near = nearest(key, read)

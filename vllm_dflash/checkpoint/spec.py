@@ -27,6 +27,8 @@ CACHE_SCALES = (
 )
 """Suffixes of tensors that quantised checkpoints may have, and that are not loaded."""
 MOST_LAYERS = 1024
+MOST_ROWS = 1024
+"""Largest block."""
 MOST_POSITIONS = 1 << 22
 
 
@@ -94,7 +96,7 @@ class DrafterShape(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, validate_by_name=True)
 
-    block_size: int = integer(least=2, most=1024)
+    block_size: int = integer(least=2, most=MOST_ROWS)
     """B: one bonus token and B - 1 mask tokens."""
     mask_token_id: int = integer(least=0)
     taps: Annotated[tuple[NonNegativeInt, ...], Strict(False)] = described(

@@ -171,8 +171,9 @@ def _may_be_quantised(weight: str) -> bool:
 
 
 def tensor_faults(spec: DrafterSpec, found: Mapping[str, Tensor]) -> list[str]:
-    """Differences between the `found` tensors and those that the config implies, one text each."""
-    found = by_our_names(found)
+    """Differences between the `found` tensors and those that the config implies, one text each.
+    Raises like `by_our_names`."""
+    found = by_our_names(spec.model, found)
     found = {name: tensor for name, tensor in found.items() if not spec.leaves_out(name)}
     quantised = quantised_parts(spec, found)
     unjudged = unread_tensors(spec, found).union(*quantised.values())

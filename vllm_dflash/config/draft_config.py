@@ -1,4 +1,4 @@
-"""vLLM's own reading of a drafter's `config.json`: made safe, corrected, and errors explained.
+"""vLLM's own reading of a drafter's `config.json`, made safe and corrected.
 
 vLLM and transformers read the file again, by their own rules, into a config that our code hardly
 uses. What our code needs is in `DrafterSpec`.
@@ -6,16 +6,13 @@ uses. What our code needs is in `DrafterSpec`.
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vllm_dflash.checkpoint.dialects import as_zlab
-from vllm_dflash.checkpoint.refusal import cut_off, one_line, shown
-from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.refusal import cut_off, one_line
+from vllm_dflash.checkpoint.spec import ARCHITECTURE, DrafterSpec
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig
@@ -27,13 +24,15 @@ Read = Callable[["EngineArgs"], "SpeculativeConfig | None"]
 OWN_LENGTH = "max_model_len"
 """Key in the `dflash_config` of vLLM's copy: longest request that is drafted, in tokens."""
 
+OF_MANY_KINDS = ("auto", "hf", "mistral", "npcache", "pt")
+"""Load formats by which vLLM may read pickles, or `consolidated*.safetensors` instead of others."""
+
 
 def read_by_vllm(
     read: Read,
     engine_args: EngineArgs,
     target: ModelConfig,
     drafter: DrafterSpec,
-    config: dict[str, Any],
 ) -> SpeculativeConfig:
     """vLLM's own config of a drafter that we run.
 
@@ -41,12 +40,11 @@ def read_by_vllm(
     whose `auto_map` could then name a file in its folder to import. A DFlash drafter is data: we
     need no code from its checkpoint.
 
-    `read`: vLLM's function that makes the config of `engine_args`; `config`: the drafter's
-    `config.json`.
-
-    Raises:
-        DrafterError: vLLM cannot read the drafter's config; names the field.
+    `read`: vLLM's function that makes the config of `engine_args`. What it raises is logged at
+    ERROR and raised again.
     """
+    from vllm.logger import init_logger
+
     limit = engine_args.speculative_config.get("max_model_len")
     is_beyond = (
         drafter.positions_go_on
@@ -55,21 +53,23 @@ def read_by_vllm(
     )
     if is_beyond:  # vLLM would refuse it
         del engine_args.speculative_config["max_model_len"]
-    asked = copy.copy(engine_args)  # vLLM modifies the original
-    asked.speculative_config = dict(engine_args.speculative_config)
     trusted, target.trust_remote_code = target.trust_remote_code, False
     try:
         speculative_config = read(engine_args)
-    except Exception as error:  # vLLM and transformers raise many types for a bad config
-        fault = config_error(drafter, config, asked, read)
-        if fault is None:
-            raise
-        raise fault from error
+    except Exception as error:  # of many types, and often without the name of a file or field
+        init_logger("vllm.dflash").error(
+            "vLLM cannot read the speculative config, or the config.json of drafter %r: %s (%s)",
+            drafter.model,
+            cut_off(one_line(error)) or "no reason given",
+            type(error).__name__,
+        )
+        raise
     finally:
         target.trust_remote_code = trusted
     assert speculative_config is not None
     if is_beyond:
         speculative_config.max_model_len = limit
+    load_safetensors(speculative_config, engine_args)
     return describe_to_vllm(speculative_config, drafter)
 
 
@@ -106,54 +106,24 @@ def describe_to_vllm(config: SpeculativeConfig, drafter: DrafterSpec) -> Specula
     return config
 
 
+def load_safetensors(config: SpeculativeConfig, engine_args: EngineArgs) -> None:
+    """Let vLLM load a drafter from `*.safetensors` only, and if there is an index, from the files
+    that it names."""
+    from vllm.model_executor.model_loader.utils import get_draft_load_config
+    from vllm.transformers_utils.runai_utils import is_runai_obj_uri
+
+    if config.draft_load_config is None and is_runai_obj_uri(
+        config.target_model_config.model_weights
+    ):
+        return  # "auto" becomes "runai_streamer", which reads nothing else
+    engine: Any = SimpleNamespace(
+        speculative_config=config, load_config=engine_args.create_load_config()
+    )
+    loading = get_draft_load_config(engine)
+    if loading.load_format in OF_MANY_KINDS:
+        config.draft_load_config = replace(loading, load_format="safetensors")
+
+
 def drafted_length(draft: ModelConfig) -> int:
     """Length of the longest request that this drafter drafts for, in tokens."""
     return draft.hf_config.dflash_config[OWN_LENGTH]
-
-
-def config_error(
-    drafter: DrafterSpec, config: dict[str, Any], engine_args: EngineArgs, read: Read
-) -> DrafterError | None:
-    """Error to raise instead of vLLM's, if the drafter's config has caused it.
-
-    Found by trial: vLLM reads a minimal config of the same drafter, with the same other settings.
-    If that fails too, the cause is elsewhere. Otherwise each of the drafter's fields is added to
-    the minimal config separately, until one fails; last, the whole config is tried.
-
-    `config`: the drafter's `config.json`; `engine_args`: a copy of vLLM's arguments from before the
-    call of `read` that failed. None if the cause is not in the config.
-    """
-
-    def failure(fields: dict[str, Any]) -> Exception | None:
-        with TemporaryDirectory(prefix="dflash-") as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(fields))
-            trial = copy.copy(engine_args)
-            trial.spec_model = None
-            trial.speculative_config = {**(engine_args.speculative_config or {}), "model": folder}
-            trial.speculative_config.pop("revision", None)
-            try:
-                read(trial)
-            except Exception as failed:
-                return failed
-        return None
-
-    # Only the required fields.
-    sizes = {"vocab_size", "hidden_size", "intermediate_size", "head_dim"}
-    sizes |= {"num_layers", "num_heads", "num_kv_heads", "max_position_embeddings"}
-    plain = drafter.model_dump(include=sizes, by_alias=True)
-    plain |= {"architectures": [ARCHITECTURE], "model_type": "qwen3"}
-    if failure(plain) is not None:
-        return None
-    _, fields = as_zlab(config)
-    trials = [
-        ({**plain, name: value}, f"{name} of config.json, which is {shown(value)}")
-        for name, value in fields.items()
-    ]
-    for trial, what in [*trials, (config, "config.json")]:  # last: an invalid combination
-        if failed := failure(trial):
-            reason = cut_off(one_line(failed).removeprefix("Value error, ")) or "no reason given"
-            return DrafterError(
-                f"drafter {drafter.model!r}: bad config: vLLM cannot read {what}: {reason}"
-                f" ({type(failed).__name__})"
-            )
-    return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dflash.checkpoint.read import config_field, load_config
 from vllm_dflash.checkpoint.spec import (
+    ARCHITECTURE_2,
     ARCHITECTURE_LILICORR,
     ARCHITECTURES,
     DrafterError,
@@ -120,8 +121,9 @@ def _drafter_reasons(requested: Mapping[str, Any], config: Mapping[str, Any]) ->
             hint = ' (for its whole method, DSpark, write "method": "dspark")'
         yield f"drafter {model!r} has architecture {architecture}, which vLLM's own code runs{hint}"
         return
-    written = config.get("architectures") or ()
-    if ARCHITECTURE_LILICORR in written and (reason := vllm_unsupported_reason("lilicorr")):
+    written = str(config_field(config, "architectures"))  # it may be of any type
+    has_candidates = ARCHITECTURE_2 in written or ARCHITECTURE_LILICORR in written
+    if has_candidates and (reason := vllm_unsupported_reason("candidates")):
         yield reason
     if config_field(config, "use_aux_hidden_state") is False:
         yield (

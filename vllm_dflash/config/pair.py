@@ -9,7 +9,7 @@ from vllm_dflash.checkpoint.architectures import check_not_swapped
 from vllm_dflash.checkpoint.headers import HeadersError, read_folder
 from vllm_dflash.checkpoint.pairing import PairingTarget, adapt_to_target, check_pair, drafter_ranks
 from vllm_dflash.checkpoint.read import config_field, parse_overridden
-from vllm_dflash.checkpoint.spec import DrafterError, DrafterSpec
+from vllm_dflash.checkpoint.spec import MOST_ROWS, DrafterError, DrafterSpec
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE, check_tensors, parse_mask_embedding
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, Runner, runner_here
 from vllm_dflash.config.engine_settings import longest_draft
@@ -138,7 +138,15 @@ def checked_drafter(
     )
     overrides, asked = settings.drafter_overrides, settings.num_speculative_tokens
     if asked and config_field(config, "block_size", overrides) is None:
-        overrides = {"block_size": 1 + asked, **overrides}  # vLLM does not need the field
+        # vLLM does not need the field.
+        if asked >= MOST_ROWS:
+            raise DrafterError(
+                f"drafter {settings.model!r}: config.json has no block_size, so it would be 1 +"
+                f" num_speculative_tokens, which is {asked}: blocks have up to {MOST_ROWS} rows."
+                " Set num_speculative_tokens in the speculative config to what the drafter was"
+                ' trained for, or add "drafter_overrides": {"block_size": B} to it.'
+            )
+        overrides = {"block_size": 1 + asked, **overrides}
     facts = target_facts(target)
     drafter = adapt_to_target(parse_overridden(settings.model, config, overrides), facts)
     check_pair(drafter, facts)

@@ -33,6 +33,10 @@ def _vllm_field(description: str, **bounds: Any) -> Any:
     return described(None, description, strict=False, **bounds)
 
 
+Count = Annotated[
+    int, BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)
+]
+"""A number in a field of vLLM's, which would take true for 1."""
 OffInYAML = BeforeValidator(lambda value: "off" if value is False else value)
 """`vllm serve --config` reads YAML 1.1, in which `off` without quotes is false."""
 
@@ -44,14 +48,17 @@ class SpeculativeSettings(BaseModel):
 
     model: str = described(..., "the folder or the repository of a drafter")
     revision: str | None = described(None, "a revision of the drafter's repository")
-    num_speculative_tokens: int | None = _vllm_field("a positive integer", ge=1)
+    num_speculative_tokens: Count | None = _vllm_field("a positive integer", ge=1)
     draft_length: Literal["adaptive", "fixed"] = described(
         "adaptive",
         "'adaptive' (the length of every draft is planned, down to none if drafting does not"
         " pay) or 'fixed' (always num_speculative_tokens)",
     )
-    draft_window: Annotated[int, Field(ge=1, lt=LARGEST, strict=False)] | None = described(
-        None, "a positive number of tokens that the drafter's layers attend to at most"
+    draft_window: int | None = described(
+        None,
+        "a positive number of tokens that the drafter's layers attend to at most",
+        ge=1,
+        lt=LARGEST,
     )
     drafter_overrides: dict[str, Any] = described(
         {}, 'an object with fields of the drafter\'s config.json, as in {"sliding_window": 2048}'
@@ -74,7 +81,7 @@ class SpeculativeSettings(BaseModel):
         "true (stop where this package cannot run the engine) or false (then vLLM's own DFlash"
         " runs it)",
     )
-    draft_tensor_parallel_size: int | None = _vllm_field("a positive integer", ge=1)
+    draft_tensor_parallel_size: Count | None = _vllm_field("a positive integer", ge=1)
     enable_adaptive_verification: bool | None = _vllm_field("true or false")
     draft_sample_method: Literal["greedy", "probabilistic"] | None = described(
         None, "'probabilistic' (the default on Model Runner V2) or 'greedy'"

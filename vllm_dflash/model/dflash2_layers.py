@@ -6,6 +6,7 @@ Same as vLLM's `qwen3_dflash2.py`, except that blocks of any width can be in one
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 from vllm_dflash.checkpoint.spec import DFlash2, LiLiCorr
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.qwen3_dflash2 import CandidateSelector
 
 
 class GroupedConvolution(nn.Module):
@@ -79,47 +83,26 @@ def convolve(
     return total.flatten(-2)
 
 
-class CandidateSelector(nn.Module):
-    """Scores every candidate of a position after every candidate of the position before.
+def make_selector(hidden_size: int, vocab_size: int, spec: DFlash2) -> CandidateSelector:
+    """vLLM's module that scores every candidate of a position after every candidate of the position
+    before, without its weights.
 
-    The score of successor c after predecessor p is c's logit plus the product of both tokens'
-    codes, weighted by the row's hidden state.
+    Scores are [D, w, C before, C] for w positions of D blocks; before the first position, all C are
+    the bonus token.
     """
+    # Imported here because the front end imports this module; see `lilicorr_head.py`.
+    from vllm.model_executor.models.qwen3_dflash2 import CandidateSelector
 
-    def __init__(self, vocab_size: int, hidden_size: int, spec: DFlash2) -> None:
-        super().__init__()
-        codes = vocab_size, spec.selector_rank
-        self.predecessor_codebook = nn.Parameter(torch.empty(codes), requires_grad=False)
-        self.successor_codebook = nn.Parameter(torch.empty(codes), requires_grad=False)
-        self.hidden_projection = ReplicatedLinear(
-            hidden_size,
-            spec.selector_rank,
-            bias=False,
-            return_bias=False,
-            prefix="candidate_selector.hidden_projection",
-        )
-
-    def forward(
-        self,
-        candidates: torch.Tensor,
-        logits: torch.Tensor,
-        hidden: torch.Tensor,
-        bonus: torch.Tensor,
-    ) -> torch.Tensor:
-        """Scores [D, w, C before, C]; before the first position, all C are the bonus token.
-
-        Args:
-            candidates: token ids for w positions in D blocks, [D, w, C].
-            logits: the candidates' logits, [D, w, C].
-            hidden: hidden states of the rows, [D, w, H].
-            bonus: each block's first token, [D].
-        """
-        first = bonus[:, None, None].expand(-1, 1, candidates.shape[-1])
-        before = torch.cat([first, candidates[:, :-1]], dim=1)  # [D, w, C]
-        weights = self.hidden_projection(hidden)[:, :, None]  # [D, w, 1, r]
-        predecessors = self.predecessor_codebook[before] * weights
-        successors = self.successor_codebook[candidates]
-        return logits[:, :, None] + predecessors @ successors.transpose(-1, -2)
+    selector = CandidateSelector(
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        rank=spec.selector_rank,
+        top_k=spec.selector_top_k,
+        params_dtype=torch.get_default_dtype(),
+        prefix="candidate_selector",
+    )
+    selector.do_not_compile = True  # it would be compiled for each width of V1's blocks
+    return selector
 
 
 def walk(candidates: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +110,7 @@ def walk(candidates: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, 
 
     Args:
         candidates: token ids, [D, w, C].
-        scores: output of `CandidateSelector`, [D, w, C before, C].
+        scores: of each candidate after each of the position before, [D, w, C before, C].
 
     Returns:
         Tokens, and the probability of each among the candidates, given the one before: [D, w] each.

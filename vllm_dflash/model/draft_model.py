@@ -17,8 +17,8 @@ from vllm.model_executor.models.utils import (
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
-from vllm_dflash.checkpoint.headers import INDEX, Tensor, loading_pattern
-from vllm_dflash.checkpoint.names import FUSED_LAYERS, LATTICE, our_name
+from vllm_dflash.checkpoint.headers import Tensor
+from vllm_dflash.checkpoint.names import FUSED_LAYERS, LATTICE, by_our_names
 from vllm_dflash.checkpoint.refusal import cut_off
 from vllm_dflash.checkpoint.tensors import (
     MASK_EMBEDDING_FILE,
@@ -28,13 +28,14 @@ from vllm_dflash.checkpoint.tensors import (
 )
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.model.context_projection import ContextProjection
-from vllm_dflash.model.dflash2_layers import CandidateSelector
+from vllm_dflash.model.dflash2_layers import make_selector
 from vllm_dflash.model.layers import DraftBlock
 from vllm_dflash.model.lilicorr_head import finish_head, load_head, make_head
 from vllm_dflash.model.vocabulary import DraftVocabulary, check_ids
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.lilicorr import LiLiCorrHead
+    from vllm.model_executor.models.qwen3_dflash2 import CandidateSelector
 
 
 class DFlashDraftModel(nn.Module):
@@ -43,10 +44,6 @@ class DFlashDraftModel(nn.Module):
     Call `share_vocabulary` once, `context.store` for every token that was not rejected, and
     `forward`, then `compute_logits`, for the blocks to draft.
     """
-
-    allow_patterns_overrides: Sequence[str] = ("*.safetensors",)
-    """The only files that vLLM's loader takes: no pickle, whatever `load_format` says. Each
-    instance narrows it to the files that its index names."""
 
     checkpoint_names = WeightsMapper(
         orig_to_new_prefix={
@@ -84,8 +81,8 @@ class DFlashDraftModel(nn.Module):
         if self.spec.lilicorr is not None:
             self.lattice = make_head(self.spec, quantisation)
         elif self.spec.dflash2 is not None:
-            self.selector = CandidateSelector(
-                self.spec.vocab_size, self.spec.hidden_size, self.spec.dflash2
+            self.selector = make_selector(
+                self.spec.hidden_size, self.spec.vocab_size, self.spec.dflash2
             )
         self.uniform_width = options.block_rows
         """Rows of each block if `forward` gets no offsets."""
@@ -93,8 +90,6 @@ class DFlashDraftModel(nn.Module):
         draft = vllm_config.speculative_config.draft_model_config
         self._files = draft.model, draft.revision
         """Where the files are, except weights; for object storage, the folder that vLLM keeps."""
-        index = get_hf_file_bytes(INDEX, *self._files)
-        self.allow_patterns_overrides = [loading_pattern(self.spec.model, index)]
         # vLLM does not call `load_weights` for made-up weights.
         if get_draft_load_config(vllm_config).load_format == "dummy":
             for parameter in self.parameters():
@@ -212,16 +207,16 @@ class DFlashDraftModel(nn.Module):
                 its target lacks.
         """
         # All tensors at once: a wrong one must be named before vLLM's loaders fail on it.
-        named = ((our_name(name), tensor) for name, tensor in weights)
-        tensors = [one for one in named if not self.spec.leaves_out(one[0])]
+        named = by_our_names(self.spec.model, dict(weights))
+        tensors = {name: one for name, one in named.items() if not self.spec.leaves_out(name)}
         check_tensors(
             self.spec,
             {
                 name: Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                for name, tensor in tensors
+                for name, tensor in tensors.items()
             },
         )
-        if unread := unread_tensors(self.spec, dict(tensors)):
+        if unread := unread_tensors(self.spec, tensors):
             init_logger("vllm.dflash").warning_once(
                 "drafter %r: %s not loaded, nor by vLLM's own DFlash. If the drafter was trained"
                 ' with biases of its attention, add "drafter_overrides": {"attention_bias":'
@@ -230,19 +225,20 @@ class DFlashDraftModel(nn.Module):
                 cut_off(", ".join(sorted(unread))),
                 MASK_EMBEDDING_FILE,
             )
-            tensors = [one for one in tensors if one[0] not in unread]
-        check_ids(self.spec, dict(tensors), self._target_vocab_size)
+            for name in unread:
+                del tensors[name]
+        check_ids(self.spec, tensors, self._target_vocab_size)
         device = self.context.hidden_norm.weight.device
         mask_embedding: torch.Tensor | None = None
         content = get_hf_file_bytes(MASK_EMBEDDING_FILE, *self._files)
         if content is not None:
             mask_embedding = parse_mask_embedding(self.spec, content).to(device)
         with device:
-            names = {name for name, _ in tensors}
-            self.vocabulary = DraftVocabulary(self.spec, names, mask_embedding)
-        others = [one for one in tensors if not one[0].startswith(LATTICE)]
+            self.vocabulary = DraftVocabulary(self.spec, tensors, mask_embedding)
+        others = [one for one in tensors.items() if not one[0].startswith(LATTICE)]
         loaded = AutoWeightsLoader(self).load_weights(others, mapper=self.checkpoint_names)
         if self.lattice is not None:
-            loaded |= {f"lattice.{name}" for name in load_head(self.lattice, tensors)}
+            own = load_head(self.lattice, tensors.items())
+            loaded |= {f"lattice.{name}" for name in own}
         self.context.fuse_layers(self.block.attentions())
         return loaded

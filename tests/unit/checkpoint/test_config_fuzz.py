@@ -1,7 +1,6 @@
 """A bad drafter config is refused by the name of the field, or it runs."""
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.cached_drafter import Row, features_of
 from support.drafter_harness import DrafterHarness
+from support.log_lines import log_lines
 from support.pairs import Pair, as_speculators, drafter_config, make_pair, save_drafter
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
@@ -132,10 +132,14 @@ def test_what_is_not_refused_runs(
     columns = spec.intermediate_size + spec.vocab_size + heads
     assume(spec.num_layers * spec.hidden_size * columns < 1 << 24)
     save_drafter(changing_pair.drafter, config)
-    try:
-        harness = DrafterHarness(changing_pair)
-    except DrafterError:  # it does not fit this target, or vLLM itself refuses the config
-        return
+    with log_lines() as lines:
+        try:
+            harness = DrafterHarness(changing_pair)
+        except Exception as error:
+            # It does not fit this target, or vLLM refuses it.
+            is_vllms = any("vLLM cannot read" in line for line in lines)
+            assert is_vllms or isinstance(error, DrafterError)  # noqa: PT017
+            return
     rows = features_of(replace(changing_pair, spec=spec), 40, seed=0)
     drafts = harness.step([Row(0, rows)])
     if spec.positions_go_on or spec.max_position_embeddings > 40 + spec.max_draft_tokens:
@@ -148,56 +152,3 @@ def test_what_is_not_refused_runs(
 def changing_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Return a pair whose drafter is rewritten for each example."""
     return make_pair(Path(tmp_path_factory.mktemp("changing")))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(Path(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        # Also read by us: refused before vLLM sees them, so `vllm-dflash inspect` says it too.
-        *((name, value) for name in ("dtype", "torch_dtype") for value in ([], "", [1, 2], 3)),
-        *(("model_type", value) for value in ([], {}, "", True, 3)),  # type: ignore[var-annotated]
-        *(("quantization_config", value) for value in (False, 0, "", [])),  # type: ignore[var-annotated]
-        # Read only by vLLM and transformers: found by trial.
-        ("dtype", "nonsense"),
-        ("model_type", "nonsense"),
-        ("auto_map", None),
-        ("block_configs", True),
-        ("compression_config", []),
-        ("id2label", "yarn"),
-        ("initializer_range", "x"),
-        ("max_seq_len", ""),
-        ("max_seq_len", -1),
-        ("n_predict", 0),
-        ("n_predict", []),
-        ("num_experts", []),
-        ("text_config", {}),
-    ],
-)
-@pytest.mark.parametrize("speculators", [False, True])
-def test_what_vllm_cannot_read_is_refused_by_its_name(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, field: str, value: Any, speculators: bool
-) -> None:
-    """These otherwise raise a bare IndexError, AttributeError, TypeError or ZeroDivisionError."""
-    monkeypatch.setattr("vllm.transformers_utils.repo_utils.time.sleep", lambda _: None)
-    config = drafter_config(**{field: value})
-    config = as_speculators(config) if speculators else config
-    (pair.drafter / "config.json").write_text(json.dumps(config))
-    try:
-        pair.start()
-    except DrafterError as error:
-        assert f"drafter '{pair.drafter}'" in str(error)  # noqa: PT017 - what does not is below
-        assert field in str(error)  # noqa: PT017
-    else:
-        assert speculators  # vLLM reads less of their layers
-
-
-def test_an_error_of_the_users_is_not_blamed_on_the_drafter(pair: Pair) -> None:
-    (pair.drafter / "config.json").write_text(json.dumps(drafter_config()))
-    with pytest.raises(ValueError, match="rejection_sample_method") as refused:
-        pair.start({"rejection_sample_method": "nonsense"})
-    assert not isinstance(refused.value, DrafterError)

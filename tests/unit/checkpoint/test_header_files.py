@@ -21,7 +21,6 @@ from vllm_dflash.checkpoint.headers import (
     HeadersNotCheckedError,
     HeadersUnreadableError,
     Tensor,
-    loading_pattern,
     read_folder,
     read_headers,
 )
@@ -134,24 +133,10 @@ def test_an_index_that_is_no_text_is_not_shown(folder: Path) -> None:
 @pytest.mark.parametrize(
     "index", [b"", b"[]", b"{}", b'{"weight_map": [1]}', b"3", b"\xff", b"[" * 100_000]
 )
-def test_an_index_that_is_none(index: bytes) -> None:
-    with pytest.raises(HeadersUnreadableError, match=f"^'it/{INDEX}' cannot be read: "):
-        loading_pattern("it", index)
-
-
-@pytest.mark.parametrize(
-    ("names", "pattern"),
-    [
-        ([], "*.safetensors"),  # no index
-        (["m[1].safetensors"], "m[[]1].safetensors"),
-        (["m-1-of-2.safetensors", "m-2-of-2.safetensors"], "m-*.safetensors"),
-        (["x?-1.safetensors", "x?-2.safetensors"], "x[?]-*.safetensors"),
-        (["a.safetensors", "b.safetensors"], "*.safetensors"),
-    ],
-)
-def test_the_narrowest_pattern(names: list[str], pattern: str) -> None:
-    index = json.dumps({"weight_map": {str(number): name for number, name in enumerate(names)}})
-    assert loading_pattern("it", index.encode() if names else None) == pattern
+def test_an_index_that_is_none(folder: Path, index: bytes) -> None:
+    (folder / INDEX).write_bytes(index)
+    with pytest.raises(HeadersUnreadableError, match=f"{INDEX}' cannot be read: "):
+        read_folder(folder)
 
 
 # --- repositories ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from support.configs_by_hand import QWEN, QWEN_SPEC, SPECULATORS, Fields
-from support.pairs import as_speculators, drafter_config
+from support.pairs import as_speculators, dflash2_config, drafter_config
 from vllm_dflash.checkpoint.read import (
     config_field,
     load_config,
@@ -118,28 +118,65 @@ def test_names_of_either_format_override_a_speculators_config(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "idle"),
+    ("config", "overrides", "unread"),
     [
-        ({"block_size": 16}, ["block_size"]),
-        ({"dflash_config": {"zzz": 3}}, ["dflash_config"]),
-        ({"zzz": 1, "block_size": 8, "sliding_window": 9}, ["zzz", "sliding_window"]),
+        (QWEN, {"block_sizes": 16}, "nothing reads 'block_sizes', did you mean 'block_size'?"),
+        (QWEN, {"zzz": 1, "block_size": 8}, "nothing reads 'zzz'"),
+        (
+            QWEN,
+            {"dflash_config": {"mask_tokens": 3, "zzz": 3}},
+            "nothing reads 'dflash_config.mask_tokens', did you mean 'dflash_config.mask_token_id'?"
+            "; nothing reads 'dflash_config.zzz'",
+        ),
+        # Read elsewhere, or of another kind of drafter.
+        (
+            QWEN,
+            {"use_swa": True, "dflash_config": {"rope_theta": 9.0}},
+            "nothing reads 'use_swa', did you mean 'dflash_config.use_swa'?; nothing reads"
+            " 'dflash_config.rope_theta', did you mean 'rope_theta'?",
+        ),
+        (QWEN, {"aux_hidden_state_layer_ids": [3]}, "nothing reads 'aux_hidden_state_layer_ids'"),
+        (QWEN, {"dflash_config": {"selector_top_k": 4}}, "'dflash_config.selector_top_k'"),
+        (SPECULATORS, {"causal": True}, "did you mean 'dflash_config.causal'?"),
     ],
 )
-def test_an_override_that_changes_nothing(overrides: Fields, idle: list[str]) -> None:
+def test_an_override_that_nothing_reads(config: Fields, overrides: Fields, unread: str) -> None:
     with pytest.raises(DrafterError) as refused:
-        parse_overridden("it", QWEN, overrides)
-    assert str(refused.value) == (
-        f"drafter 'it': drafter_overrides: {idle} changes nothing in how the drafter is"
-        " read. Correct or remove it."
-    )
+        parse_overridden("it", config, overrides)
+    assert str(refused.value).startswith("drafter 'it': drafter_overrides: nothing reads ")
+    assert unread in str(refused.value)
+    assert str(refused.value).endswith(". Correct or remove it.")
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "means"),
+    [
+        (QWEN, {"block_size": QWEN["block_size"]}, {}),
+        (QWEN, {"sliding_window": 9}, {}),  # no layer slides
+        # Each of them alone would do.
+        (QWEN, {"is_causal": True, "dflash_config": {"causal": True}}, {"causal": (True,) * 5}),
+        (drafter_config(**dflash2_config()), {"dflash_config": {"selector_top_k": 4}}, None),
+        (as_speculators(drafter_config(**dflash2_config())), {"selector_top_k": 4}, None),
+        (QWEN, {"max_position_embeddings": QWEN["max_position_embeddings"]}, {}),
+    ],
+)
+def test_an_override_that_need_not_be_there(
+    config: Fields, overrides: Fields, means: Fields | None
+) -> None:
+    spec = parse_overridden("it", config, overrides)
+    if means is None:
+        assert spec.num_candidates == 4
+    else:
+        assert spec.model_dump() == {**QWEN_SPEC, **means}
 
 
 def test_an_override_of_the_length_is_refused_unless_it_changes_the_rotation() -> None:
     """vLLM reads it from the file, so it would not change how long requests are drafted."""
     override = {"max_position_embeddings": 4096}
     for config in (QWEN, {key: value for key, value in QWEN.items() if key not in override}):
-        with pytest.raises(DrafterError, match='"max_model_len" of the speculative config'):
-            parse_overridden("it", config, override)
+        for written in (override, {"dflash_config": override}):
+            with pytest.raises(DrafterError, match='"max_model_len" of the speculative config'):
+                parse_overridden("it", config, written)
     scaled = {**QWEN, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}
     assert parse_overridden("it", scaled, override).max_position_embeddings == 4096
 

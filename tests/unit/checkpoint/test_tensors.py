@@ -260,6 +260,14 @@ def test_other_names_are_read_and_ours_are_told(kind: str, other: str, ours: str
     assert tensor_faults(spec, there) == [f"missing {ours}"]
 
 
+def test_a_tensor_under_two_names_is_refused() -> None:
+    twice = found(model__norm__weight=Tensor((32,), "BF16"))
+    both = ("norm.weight", "model.norm.weight")
+    for there, (one, other) in ((twice, both), (dict(reversed(twice.items())), both[::-1])):
+        with pytest.raises(DrafterError, match=f"'it': .* twice, as {one} and as {other}\\. Down"):
+            check_tensors(SPEC, there)
+
+
 LENGTH_HEAD = {
     "thresh_head_two_model.down.weight": Tensor((256, 128), "BF16"),
     "thresh_head_two_model.down.bias": Tensor((256,), "BF16"),

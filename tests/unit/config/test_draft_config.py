@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from vllm.config import LoadConfig
 
-from support.configs_by_hand import GPT_OSS, Fields
+from support.configs_by_hand import GPT_OSS
+from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.draft_config import (
     describe_to_vllm,
     drafted_length,
+    load_safetensors,
     read_by_vllm,
 )
 
 DRAFTER = parse_config("it", GPT_OSS)
-PLAIN = {
-    "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
-    "vocab_size": 201088,
-    "hidden_size": 1440,
-    "intermediate_size": 7680,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 131072,
-}
 OWN_LENGTH, TARGETS_LENGTH = 4096, 32768
 TOLD = {
     "mask_token_id": 200000,
@@ -48,8 +36,9 @@ def vllms(hf_config: SimpleNamespace, text: SimpleNamespace, asked: int | None =
     draft.model_arch_config = hf(architectures=["DFlash2DraftModel"])
     return SimpleNamespace(
         draft_model_config=draft,
-        target_model_config=hf(max_model_len=TARGETS_LENGTH),
+        target_model_config=hf(max_model_len=TARGETS_LENGTH, model_weights=""),
         max_model_len=asked,
+        draft_load_config=LoadConfig(load_format="safetensors"),
     )
 
 
@@ -115,9 +104,11 @@ def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limi
 
     config.target_model_config.max_model_len = 300_000
     drafter = DRAFTER.model_copy(update={"rope_parameters": {"rope_type": rope}})
-    args = SimpleNamespace(speculative_config={"max_model_len": limit})
+    args = SimpleNamespace(
+        speculative_config={"max_model_len": limit}, create_load_config=LoadConfig
+    )
     target: Any = SimpleNamespace(trust_remote_code=False)
-    found = read_by_vllm(reads, cast("Any", args), target, drafter, GPT_OSS)
+    found = read_by_vllm(reads, cast("Any", args), target, drafter)
     is_kept = rope == "default" and limit > drafter.max_position_embeddings == 131_072
     assert given == [None if is_kept else limit]
     if rope == "default":
@@ -125,36 +116,40 @@ def test_a_limit_beyond_the_drafters_positions_is_kept_from_vllm(rope: str, limi
 
 
 @pytest.mark.parametrize(
-    ("bad", "blamed"),
+    ("target", "of_target", "own", "found"),
     [
-        ({"n_predict"}, "n_predict of config.json, which is 0: no divisor"),
-        ({"n_predict", "block_size"}, "config.json: no divisor"),  # not together
+        ("", "auto", None, "safetensors"),
+        ("", "ipc_cache", None, "safetensors"),  # from which vLLM takes only the target
+        ("", "runai_streamer", None, None),
+        ("", "runai_streamer", "auto", "safetensors"),
+        ("", "auto", "dummy", "dummy"),
+        ("s3://bucket/target", "auto", None, None),  # vLLM streams both
+        ("s3://bucket/target", "auto", "auto", "safetensors"),
     ],
 )
-def test_what_vllm_cannot_read_is_found_by_trial(bad: set[str], blamed: str) -> None:
-    """Trials start from what was asked, although vLLM writes into the arguments before it fails.
-    The revision belongs to the repository, and trials are files."""
-    asked = {"model": "somewhere", "method": "dflash", "revision": "abc"}
-    args: Any = SimpleNamespace(spec_model="by flag", speculative_config=dict(asked))
-    trials: list[Fields] = []
+def test_how_a_drafter_is_loaded(
+    target: str, of_target: str, own: str | None, found: str | None
+) -> None:
+    config = vllms(hf(), hf())
+    config.target_model_config.model_weights = target
+    config.method, config.draft_load_config = "dflash", own and LoadConfig(load_format=own)
+    args: Any = SimpleNamespace(create_load_config=lambda: LoadConfig(load_format=of_target))
+    load_safetensors(config, args)
+    assert (config.draft_load_config and config.draft_load_config.load_format) == found
 
-    def fails(engine_args: Any) -> Any:
-        given = dict(engine_args.speculative_config)
-        engine_args.speculative_config |= {"written by vLLM": True}
-        folder = Path(given.pop("model"))
-        fields: Fields = {**GPT_OSS, "n_predict": 0}
-        if trials:
-            assert (given, engine_args.spec_model) == ({"method": "dflash"}, None)
-            fields = json.loads((folder / "config.json").read_text())
-        trials.append(fields)
-        if bad <= fields.keys():
-            raise IndexError("1 validation error\nValue error, no divisor")
-        return vllms(hf(), hf())
 
+def test_what_vllm_cannot_read_is_said_with_the_files_name() -> None:
+    """Its own errors may be a bare IndexError."""
+
+    def fails(_: Any) -> Any:
+        raise IndexError("1 validation error\nValue error, no divisor")
+
+    args: Any = SimpleNamespace(speculative_config={})
     target: Any = SimpleNamespace(trust_remote_code=True)
-    with pytest.raises(DrafterError) as fault:
-        read_by_vllm(fails, args, target, DRAFTER, {**GPT_OSS, "n_predict": 0})
-    assert str(fault.value) == (f"drafter 'it': bad config: vLLM cannot read {blamed} (IndexError)")
-    assert trials[1] == PLAIN
+    with log_lines() as lines, pytest.raises(IndexError):
+        read_by_vllm(fails, args, target, DRAFTER)
+    assert lines == [
+        "ERROR vLLM cannot read the speculative config, or the config.json of drafter 'it': Value"
+        " error, no divisor (IndexError)"
+    ]
     assert target.trust_remote_code
-    assert args.speculative_config == {**asked, "written by vLLM": True}

@@ -12,7 +12,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from vllm_dflash.checkpoint.read import parse_config
-from vllm_dflash.config.engine_options import EngineOptions, tree_sizes
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.config.engine_settings import MANY_REQUESTS as ANY
 from vllm_dflash.config.engine_settings import length_table, write_speculative_config
 from vllm_dflash.config.speculative_settings import IGNORED
@@ -135,20 +135,15 @@ def test_a_trees_nodes_are_captured_beside_chains() -> None:
         (15, 31, [31, 15, 0, 7, 3]),
         (15, 63, [63, 15, 0, 31, 7, 3]),
         (5, 40, [40, 5, 0, 15, 7, 2]),
+        (3, 14, [14, 3, 0, 1]),
+        (3, 15, [15, 3, 0, 7, 1]),
     ):
         assert [length for *_, length in length_table(width, nodes)] == [*lengths, nodes]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "sizes"),
-    [(1, [1]), (12, [12]), (15, [7, 15]), (16, [7, 16]), (31, [7, 15, 31]), (64, [7, 15, 31, 64])],
+    ("max_draft", "max_requests"), [(1, 1), (1, 1024), (2, 2), (3, 4), (7, 3), (15, 64)]
 )
-def test_what_a_tree_may_be_cut_to(nodes: int, sizes: list[int]) -> None:
-    assert tree_sizes(nodes) == sizes
-
-
-@pytest.mark.parametrize("max_draft", [1, 2, 3, 7, 15])
-@pytest.mark.parametrize("max_requests", [1, 2, 3, 4, 64, 1024])
 def test_the_table_names_the_lengths_to_capture(max_draft: int, max_requests: int) -> None:
     """As vLLM reads it: K is always there, 0 if two requests fit; K has the most batch sizes."""
     lookup = build_dynamic_sd_schedule_lookup(

@@ -62,10 +62,6 @@ def test_no_drafts_at_all(pair: Pair, count: int, is_none: bool) -> None:
             {**as_speculators(drafter_config()), "speculators_config": None},
             "has speculators_model_type but no speculators_config, by which vLLM recognises",
         ),
-        (  # a way of quantising that vLLM lacks
-            drafter_config(quantization_config={"quant_method": "made-up"}),
-            r"vLLM cannot read quantization_config of config\.json.*made-up",
-        ),
     ],
 )
 def test_a_config_that_is_refused(

@@ -13,7 +13,6 @@ from vllm.platforms import current_platform
 
 from support.log_lines import log_lines
 from support.pairs import drafter_config, save_drafter
-from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS, EngineOptions, from_json
 from vllm_dflash.config.pair import resolve
@@ -78,31 +77,6 @@ def resolved(
 def drafter(tmp_path: Path) -> Path:
     save_drafter(tmp_path / "drafter", drafter_config())
     return tmp_path / "drafter"
-
-
-@pytest.mark.parametrize(
-    ("own", "tensor", "expected"),
-    [
-        ({}, 1, (7, "adaptive", 1)),
-        ({"draft_length": "fixed"}, 2, (7, "fixed", 2)),
-        ({"num_speculative_tokens": 3}, 4, (3, "adaptive", 4)),
-        ({"draft_tensor_parallel_size": 1}, 2, (7, "adaptive", 1)),
-        ({}, 3, (7, "adaptive", 1)),  # does not divide
-    ],
-)
-@pytest.mark.parametrize("is_folder", [True, False])
-def test_options_of_a_pair_that_fits(
-    drafter: Path, own: dict[str, Any], tensor: int, expected: tuple[Any, ...], is_folder: bool
-) -> None:
-    """Weights of a repository are checked while they are loaded."""
-    model = str(drafter) if is_folder else "someone/drafter"
-    options = resolved(model, own, ranks=parallel(tensor))
-    count, length, ranks = expected
-    spec, free_drafts = parse_config(model, drafter_config()), length == "adaptive"
-    # A number of drafts that was asked for is the limit.
-    room = MOST_FREE_DRAFTS if free_drafts and count == 7 else count
-    most_free = room if free_drafts else 0
-    assert options == EngineOptions(room, count, length, spec, ranks, most_free=most_free)
 
 
 @pytest.mark.parametrize("own", [{}, {"draft_load_config": {"load_format": "dummy"}}])
@@ -254,40 +228,25 @@ def test_the_window_reaches_the_engine(drafter: Path) -> None:
     assert options.drafter.draft_window == 12
 
 
-ANCHORED = {"dflash_config": {"sample_from_anchor": True}}
-
-
 @pytest.mark.parametrize(
-    ("asked", "config", "width", "remarks"),
+    ("asked", "width"),
     [
-        (12, {}, 7, 0),  # rows beyond its block mean nothing
-        (5, {"block_size": None}, 5, 0),
-        (5, {"block_size": None, **ANCHORED}, 5, 0),
-        (12, ANCHORED, 8, 0),
-        (5, {"vocab_size": 310}, 5, 1),
+        (5, 5),
+        (1023, 254),  # max_model_len is 256
+        (1024, "has no block_size, so it would be 1 [+] num_speculative_tokens, which is 1024"),
     ],
 )
-def test_pairs_that_vllm_takes_as_well(
-    drafter: Path, asked: int, config: dict[str, Any], width: int, remarks: int
-) -> None:
-    options = resolved(drafter, {"num_speculative_tokens": asked}, config)
-    assert options.draft_width == width
-    spec = options.drafter
-    assert options.block_rows == width + ("dflash_config" not in config)
-    assert (spec.vocab_size, spec.draft_vocab_size, len(spec.remarks)) == (320, 320, remarks)
+def test_a_block_size_that_the_config_lacks(drafter: Path, asked: int, width: int | str) -> None:
+    own, config = {"num_speculative_tokens": asked}, {"block_size": None}
+    if isinstance(width, str):
+        with pytest.raises(DrafterError, match=width):
+            resolved(drafter, own, config)
+        return
+    options = resolved(drafter, own, config)
+    assert (options.draft_width, options.drafter.block_size) == (width, 1 + asked)
 
 
-@pytest.mark.parametrize(
-    ("own", "config", "tensor", "words"),
-    [
-        ({}, {"vocab_size": 1345}, 1, "does not fit target 'target': vocab_size is 1345"),
-        ({}, {"intermediate_size": 95}, 1, "the weights do not match config.json"),
-        ({"draft_tensor_parallel_size": 4}, {}, 2, "draft_tensor_parallel_size is 4"),
-        ({"drafter_overrides": {"zzz": 1}}, {}, 1, r"\['zzz'\] changes nothing"),
-    ],
-)
-def test_pairs_that_are_refused(
-    drafter: Path, own: dict[str, Any], config: dict[str, Any], tensor: int, words: str
-) -> None:
-    with pytest.raises(DrafterError, match=words):
-        resolved(drafter, own, config, ranks=parallel(tensor))
+def test_the_users_number_of_ranks_is_heeded(drafter: Path) -> None:
+    ranks = parallel(tensor=2)
+    assert resolved(drafter, ranks=ranks).drafter_ranks == 2
+    assert resolved(drafter, {"draft_tensor_parallel_size": 1}, ranks=ranks).drafter_ranks == 1

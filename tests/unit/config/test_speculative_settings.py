@@ -20,32 +20,6 @@ LEAST = {"method": "dflash", "model": "z-lab/it"}
 
 
 @pytest.mark.parametrize(
-    "own",
-    [
-        {"revision": "abc"},
-        {"num_speculative_tokens": 1},
-        {"draft_length": "fixed"},
-        {"draft_window": 256},
-        {"drafter_overrides": {"sliding_window": 2048}},
-        {"free_drafts": "off"},
-        {"draft_tree": "auto"},
-        {"draft_tree": 1},
-        {"require": True},
-        {"draft_tensor_parallel_size": 2},
-        {"enable_adaptive_verification": False},
-    ],
-)
-def test_what_is_ours(own: dict[str, Any]) -> None:
-    vllms = {
-        "max_model_len": 100,
-        "use_heterogeneous_vocab": False,
-        "rejection_sample_method": "block",
-    }
-    settings = SpeculativeSettings.from_config({**LEAST, **own, **vllms, "quantization": None})
-    assert settings.model_dump() == {**SpeculativeSettings.from_config(LEAST).model_dump(), **own}
-
-
-@pytest.mark.parametrize(
     ("written", "words"),
     [
         ({"num_speculative_tokens": 0}, "num_speculative_tokens must be a positive integer, not 0"),
@@ -53,6 +27,10 @@ def test_what_is_ours(own: dict[str, Any]) -> None:
         ({"draft_length": "long"}, "draft_length must be 'adaptive' .*, not 'long'"),
         ({"draft_window": 0}, "draft_window must be a positive number of tokens .*, not 0"),
         ({"draft_window": "all"}, "draft_window must be a positive number .*, not 'all'"),
+        ({"draft_window": True}, "draft_window must be a positive number .*, not True"),
+        ({"draft_window": 3.0}, r"draft_window must be a positive number .*, not 3\.0"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens must be .* integer, not True"),
+        ({"draft_tensor_parallel_size": True}, "draft_tensor_parallel_size must be .*, not True"),
         ({"drafter_overrides": [1]}, r"drafter_overrides must be an object .*, not \[1\]"),
         ({"free_drafts": "on"}, "free_drafts must be .* or 'off', not 'on'"),
         ({"draft_tree": 0}, "draft_tree must be 'off' .* up to 64, not 0"),
@@ -71,31 +49,27 @@ def test_what_is_refused(written: dict[str, Any], words: str) -> None:
         SpeculativeSettings.from_config({**LEAST, **written})
 
 
-@pytest.mark.parametrize(("asked", "tokens"), [(None, 7), (1, 1), (7, 7)])
-def test_draft_tokens(asked: int | None, tokens: int) -> None:
-    """In a block of 8, one is the bonus token."""
-    settings = SpeculativeSettings(model="it", num_speculative_tokens=asked)
-    assert settings.draft_tokens(parse_config("it", GPT_OSS)) == tokens
-
-
-def test_more_draft_tokens_than_the_block_has() -> None:
-    settings = SpeculativeSettings(model="it", num_speculative_tokens=9)
-    with log_lines() as lines:
-        assert settings.draft_tokens(parse_config("it", GPT_OSS)) == 7
-    (line,) = lines
-    assert line.startswith("WARNING num_speculative_tokens is 9, but at most 7 tokens are drafted")
-    assert line.endswith("block_size 8, which includes the bonus token.")
-
-
-def test_a_drafter_whose_bonus_row_predicts_too() -> None:
-    nested = {**GPT_OSS["dflash_config"], "sample_from_anchor": True}
+@pytest.mark.parametrize(
+    ("asked", "anchored", "tokens", "words"),
+    [
+        (None, False, 7, ""),  # in a block of 8, one is the bonus token
+        (1, False, 1, ""),
+        (7, False, 7, ""),
+        (9, False, 7, "block_size 8, which includes the bonus token."),
+        (None, True, 8, ""),
+        (9, True, 8, "block_size 8."),
+    ],
+)
+def test_draft_tokens(asked: int | None, anchored: bool, tokens: int, words: str) -> None:
+    nested = {**GPT_OSS["dflash_config"], "sample_from_anchor": anchored}
     drafter = parse_config("it", {**GPT_OSS, "dflash_config": nested})
-    assert SpeculativeSettings(model="it").draft_tokens(drafter) == 8
     with log_lines() as lines:
-        settings = SpeculativeSettings(model="it", num_speculative_tokens=9)
-        assert settings.draft_tokens(drafter) == 8
-    (line,) = lines
-    assert line.endswith("block_size 8.")
+        settings = SpeculativeSettings(model="it", num_speculative_tokens=asked)
+        assert settings.draft_tokens(drafter) == tokens
+    assert len(lines) == bool(words)
+    for line in lines:
+        assert f"is {asked}, but at most {tokens} tokens are drafted" in line
+        assert line.endswith(words)
 
 
 def arguments(config: dict[str, Any] | None = None, **flags: Any) -> Any:

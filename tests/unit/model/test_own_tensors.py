@@ -15,7 +15,6 @@ from support.cached_drafter import Row, check_logits, features_of
 from support.drafter_harness import DrafterHarness
 from support.pairs import Pair, drafter_config, make_pair
 from support.reference_decoding import draft
-from vllm_dflash.checkpoint.headers import INDEX
 from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import DrafterError
 from vllm_dflash.checkpoint.tensors import MASK_EMBEDDING_FILE
@@ -96,5 +95,4 @@ def test_files_are_those_of_the_revision_that_was_asked_for(
     modes = SimpleNamespace(from_config=lambda config: replace(read(config), drafter=named))
     monkeypatch.setattr(draft_model, "EngineOptions", modes)
     DrafterHarness(pair, revision="ours")
-    model = str(pair.drafter)
-    assert asked == [(INDEX, model, "ours"), (MASK_EMBEDDING_FILE, model, "ours")]
+    assert asked == [(MASK_EMBEDDING_FILE, str(pair.drafter), "ours")]

@@ -36,7 +36,7 @@ def test_overrides_of_the_drafters_config(pair: Pair) -> None:
     assert found.speculative_config["drafter_overrides"] == overrides
     found = inspect(pair.drafter, pair.target, drafter_overrides={"sliding_windows": 20})
     assert found.exit_code == 2
-    assert "changes nothing" in str(found.error)
+    assert "did you mean 'sliding_window'?" in str(found.error)
 
 
 def test_a_pair_that_fits(pair: Pair) -> None:

@@ -131,7 +131,7 @@ def _read_headers(found: Inspection, drafter: str, revision: str | None) -> Head
     """Return the drafter's tensors by our names; None if they cannot be checked."""
     try:
         headers = read_headers(drafter, revision)
-        return replace(headers, tensors=by_our_names(headers.tensors))
+        return replace(headers, tensors=by_our_names(drafter, headers.tensors))
     except HeadersNotCheckedError as error:
         if Path(drafter).is_dir():
             raise ValueError(f"drafter {drafter!r}: {error}.") from error
