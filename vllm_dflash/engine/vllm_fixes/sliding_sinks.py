@@ -2,9 +2,10 @@
 
 Wrong in vLLM 0.32.0, CPU: the attention of such a group is planned without a window. The kernel
 then splits the keys of a sliding layer, and if the layer has sinks and a part is outside the
-window, it reads memory that was not written: wrong tokens, also in plain decoding
-(`--disable-hybrid-kv-cache-manager`). Not reported yet (docs/engineering/upstream.md). Delete this
-file when `cpu_attention_with_kv_cache` skips parts outside the window.
+window, it reads memory that was not written: wrong tokens. They share a group where
+`disable_hybrid_kv_cache_manager` is set: our hook "one cache group" sets it on V1; plain decoding
+is affected only if its user does. Not reported yet (docs/engineering/upstream.md). Delete this file
+when `cpu_attention_with_kv_cache` skips parts outside the window.
 """
 
 from __future__ import annotations
