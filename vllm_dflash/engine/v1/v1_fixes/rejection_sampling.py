@@ -1,9 +1,7 @@
-"""A step without drafts is sampled as in plain decoding, and rows are scored (`logprob_token_ids`).
+"""On V1, top-k without drafts or `logprob_token_ids` with them can end the engine.
 
-Wrong in vLLM 0.32.0 and 0.33.0, V1: such a step ends the engine if a request asks for top-k, and
-named tokens are scored in one row per request. Not reported yet (docs/engineering/upstream.md).
 Delete this file when `RejectionSampler` returns early for `max_spec_len == 0` and reads
-`logprob_token_ids`.
+`logprob_token_ids` (docs/engineering/upstream.md#rejection_samplingpy).
 """
 
 from __future__ import annotations
