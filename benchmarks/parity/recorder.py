@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 import torch
 
+from vllm_dflash.planning.step import StepRecord
+
 NOT_VERIFIED = -1
 NOTHING = torch.empty(0)
 """Value of a step's fields before its block has run."""
@@ -139,7 +141,7 @@ class DraftRecorder:
             self._wrap(drafter, "sample_draft", lambda drafts, *_: self._keep(drafts=drafts))
         else:
             self._wrap(drafter.block, "pick", lambda picked, *_: self._keep(drafts=picked[0]))
-            self._wrap(drafter.statistics, "count_verified", self._on_verification)
+            self._wrap(drafter.statistics, "record_outcomes", self._on_verification)
         self._undo.enter_context(model.register_forward_pre_hook(self._on_model, with_kwargs=True))
         for layer in model.block.layers:
             self._undo.enter_context(layer.register_forward_hook(self._on_layer))
@@ -223,11 +225,8 @@ class DraftRecorder:
             (verified,) = verified_drafts(_copy(self._drafter.outcomes[:1]).numpy())
             _set_accepted(self._verified, num_sampled.tolist(), verified)
 
-    def _on_verification(
-        self, _: None, ids: object, produced: Sequence[int], drafts: Sequence[tuple[int, int]]
-    ) -> None:
-        verified, _free = drafts[0]
-        _set_accepted(self._steps[-1], produced, verified)
+    def _on_verification(self, _: None, step: StepRecord) -> None:
+        _set_accepted(self._steps[-1], step.produced.tolist(), int(step.verified[0]))
 
 
 def _set_accepted(block: DraftStep, produced: Sequence[int], verified: int) -> None:

@@ -96,7 +96,7 @@ class Harness:
         self.texts = unlike.reshape(max_requests, max_model_len)
         """Tokens by request and position: no two are alike, unless a test says so."""
         self.width = EngineOptions.from_config(self.config).draft_width
-        self.max_tokens = 10_000
+        self.max_tokens, self.min_tokens = 10_000, 0
         self.blocks_each = max_model_len // CACHE_BLOCK + 1
         num_blocks = 1 + max_requests * self.blocks_each
         with set_current_vllm_config(self.config):

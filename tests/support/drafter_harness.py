@@ -65,9 +65,8 @@ class ProposerHarness(Harness):
             token_ids_cpu=self.texts[[row.request for row in rows]],
             num_tokens_no_spec=texts_end.astype(np.int32),
         )
-        request = SimpleNamespace(
-            num_prompt_tokens=0, sampling_params=SimpleNamespace(max_tokens=self.max_tokens)
-        )
+        params = SimpleNamespace(max_tokens=self.max_tokens, min_tokens=self.min_tokens)
+        request = SimpleNamespace(num_prompt_tokens=0, sampling_params=params)
         self.requests = {str(row.request): request for row in reversed(rows)}
         sampled = torch.tensor([[row.bonus] for row in rows])
         mask = torch.from_numpy(self.discard_request_mask.np)

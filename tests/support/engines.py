@@ -184,13 +184,13 @@ def acceptance_by_request(llm: LLM, *, of_drafts: bool = False) -> dict[str, lis
 
     if not USES_V2:
         statistics = proposer_of(llm).statistics
-        count_verified = statistics.count_verified
+        record_outcomes = statistics.record_outcomes
 
-        def watched(ids: Any, produced: Any, drafts: Any) -> None:
-            count_verified(ids, produced, drafts)
-            count(ids, produced, [verified for verified, _ in drafts])
+        def watched(step: Any) -> None:
+            record_outcomes(step)
+            count(step.ids, step.produced.tolist(), step.verified.tolist())
 
-        statistics.count_verified = watched
+        statistics.record_outcomes = watched
         return lengths
 
     from vllm_dflash.engine.v2.exchange import OUTCOMES, verified_drafts

@@ -1,4 +1,4 @@
-"""Answers with tool calls as vLLM's server parses them: whole, or streamed in pieces of tokens."""
+"""Answers with tool calls as vLLM's server parses them, streamed in pieces of tokens."""
 
 from __future__ import annotations
 
@@ -32,16 +32,6 @@ TOOLS = [
     }
     for name, properties in PARAMETERS.items()
 ]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a client has put together."""
-
-    reasoning: str
-    content: str
-    calls: tuple[tuple[str, str], ...]
-    """Names and arguments."""
 
 
 @cache
@@ -84,37 +74,9 @@ class Conversation:
     def parser(self) -> Parser:
         return self.kind(self.tokenizer, asked().tools)
 
-    def whole(self) -> Answer:
-        """The answer as it is parsed without streaming."""
-        reasoning, content, calls = self.parser().parse(self.text, self.request, True, self.tokens)
-        return Answer(
-            reasoning or "",
-            content or "",
-            tuple((call.name, call.arguments) for call in calls or ()),
-        )
-
-    def streamed(self, lengths: list[int]) -> Answer:
-        """The answer that a client puts together from pieces of these lengths; the last repeats."""
-        parser, calls = self.parser(), dict[int, list[str]]()
-        reasoning = content = ""
-        for ids, text, finished in self._pieces(lengths):
-            delta = parser.parse_delta(text, ids, self.request, [1], finished=finished)
-            if delta is None:
-                continue
-            reasoning += delta.reasoning or ""
-            content += delta.content or ""
-            for call in delta.tool_calls or ():
-                name, arguments = calls.setdefault(call.index, ["", ""])
-                made = call.function
-                if made is not None:
-                    calls[call.index] = [
-                        name + (made.name or ""),
-                        arguments + (made.arguments or ""),
-                    ]
-        return Answer(reasoning, content, tuple((c[0], c[1]) for _, c in sorted(calls.items())))
-
     def items(self, lengths: list[int]) -> list[tuple[str, str]]:
-        """The output items that `/v1/responses` makes of such pieces, in order: kind and text."""
+        """The output items that `/v1/responses` makes of pieces of these lengths, of which the last
+        repeats, in order: kind and text."""
         parser, found = self.parser(), list[tuple[str, str]]()
         for ids, text, finished in self._pieces(lengths):
             delta = parser.parse_delta(text, ids, self.request, [1], finished=finished)

@@ -22,7 +22,10 @@ from vllm.v1.executor.ray_executor_v2 import RayExecutorV2
 try:
     import ray
 except ImportError as error:
-    raise ImportError("CPURayExecutor needs Ray: pip install 'ray>=2.60'") from error
+    raise ImportError(
+        "--distributed-executor-backend asks for Ray, which cannot be imported here:"
+        " pip install 'ray>=2.60'"
+    ) from error
 
 from vllm_dflash.cluster.nodes import check_nodes
 from vllm_dflash.cluster.placement import WorkerBundle, reserve_cpus, worker_bundles

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -126,6 +128,14 @@ def test_the_ray_backend_asks_nodes_before_workers_start(
     assert speculative is not None
     for parallel in (speculative.target_parallel_config, speculative.draft_parallel_config):
         assert parallel.distributed_executor_backend == "ray"
+
+
+def test_without_ray_the_error_names_what_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is `ray` on CUDA, and the path of our own executor on CPUs."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, ray_executor.__name__)
+    with pytest.raises(ImportError, match=r"--distributed-executor-backend .*pip install 'ray>="):
+        importlib.import_module(ray_executor.__name__)
 
 
 def test_vllms_older_executor_stays_where_it_was_chosen(

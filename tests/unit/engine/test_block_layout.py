@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dflash.engine.block_layout import (
+    below_least,
     block_inputs,
     bonus_tokens,
     draft_limits,
@@ -120,12 +121,22 @@ def test_slots_of_a_large_cache_do_not_overflow() -> None:
 
 
 def test_a_request_ends_behind_its_prompt_and_what_it_asked_for() -> None:
-    def request(max_tokens: int | None) -> SimpleNamespace:
-        params = SimpleNamespace(max_tokens=max_tokens)
+    def request(max_tokens: int | None, min_tokens: int = 0) -> SimpleNamespace:
+        params = SimpleNamespace(max_tokens=max_tokens, min_tokens=min_tokens)
         return SimpleNamespace(num_prompt_tokens=50, sampling_params=params)
 
     pooling = SimpleNamespace(num_prompt_tokens=50, sampling_params=None)
-    requests = {"a": request(10), "b": request(10_000), "waits": request(20), "c": request(None)}
+    requests = {"a": request(10), "b": request(10_000, 7), "waits": request(20), "c": request(None)}
     requests["d"] = pooling
-    limits = length_limits(requests, ["c", "d", "a", "b"], 256)  # the batch has its own order
+    limits, least = length_limits(requests, ["c", "d", "a", "b"], 256)  # the batch's own order
     assert limits.tolist() == [256, 256, 60, 256]
+    assert least.tolist() == [0, 0, 0, 57]
+
+
+def test_drafts_alone_do_not_reach_the_least_length() -> None:
+    """A request of `context + 1` tokens, whose least length is 50: once it is reached, all drafts
+    may be verified."""
+    context = np.array([20, 40, 47, 48, 49, 50])
+    limits = below_least(np.full(6, 60), np.full(6, 50), context)
+    assert draft_limits(context, limits, 7, np.ones(6, bool)).tolist() == [7, 7, 1, 0, 7, 7]
+    assert below_least(np.array([44, 60]), np.array([50, 0]), context[:2]).tolist() == [44, 60]

@@ -1,6 +1,7 @@
 """The start-up profile, with a fake clock."""
 
 from collections import namedtuple
+from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -73,21 +74,18 @@ class Runner(SimpleNamespace):
     """V2's runner. A step takes 10 ms, 0.75 ms a row and 0.25 for its logits. A block of three rows
     for each request takes 2 ms. A row of padding takes no time."""
 
-    model: Any
-    vocab_size = 1000
+    max_num_reqs, max_num_tokens, max_model_len, vocab_size = 4, 64, 200, 1000
+    num_speculative_steps = 2
+    requests_of_graph: Mapping[int, int] = {}
 
-    def __init__(self, clock: FakeTime, **sizes: Any) -> None:
-        speculator = SimpleNamespace(
+    def __init__(self, clock: FakeTime, captured: Any = None, **changes: Any) -> None:
+        super().__init__(clock=clock, cudagraph_manager=graphs_for(captured), **changes)
+        self.speculator = SimpleNamespace(
             num_query_per_req=3, num_speculative_steps=2, runs_target_alone=False
         )
-        self.clock, self.cudagraph_manager = clock, None
-        self.requests_of_graph: dict[int, int] = {}
-        model = SimpleNamespace(compute_logits=self.compute_logits)
+        self.model = SimpleNamespace(compute_logits=self.compute_logits)
         # As TRITON_ATTN does for graphs.
-        state = SimpleNamespace(prepare_attn=lambda batch: batch.seq_lens.fill_(1))
-        super().__init__(
-            speculator=speculator, num_speculative_steps=2, model=model, model_state=state, **sizes
-        )
+        self.model_state = SimpleNamespace(prepare_attn=lambda batch: batch.seq_lens.fill_(1))
 
     def prepare_dummy_attn(self, batch: Any) -> None: ...
 
@@ -136,8 +134,7 @@ def _nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> None:
     """A block has three rows for each request. Context is stored in the same graph."""
-    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
-    costs = profile_v2(runner)
+    costs = profile_v2(Runner(fake))
     assert costs.verify.counts.tolist() == ROWS
     assert costs.verify.seconds * 1000 == pytest.approx([10 + count for count in ROWS])
     assert costs.draft.counts.tolist() == [3, 6, 9, 12]
@@ -149,17 +146,13 @@ def test_v2_the_drafter_is_what_a_step_takes_longer_with_it(fake: FakeTime) -> N
 
 def test_v2_lengths_without_a_graph_are_not_profiled(fake: FakeTime) -> None:
     """They take longer than their rows do, and the curve never falls."""
-    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
-    runner.cudagraph_manager = graphs_for([1, 3])
-    costs = profile_v2(runner)
+    costs = profile_v2(Runner(fake, [1, 3]))
     assert costs.verify.counts.tolist() == [1, 2, 3, 4, 12]
     assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13, 14, 22])
 
 
 def test_v2_trees_are_profiled_though_they_are_larger_than_blocks(fake: FakeTime) -> None:
-    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
-    runner.num_speculative_steps = 7
-    runner.cudagraph_manager = graphs_for([1, 3, 8])
+    runner = Runner(fake, [1, 3, 8], num_speculative_steps=7)
     assert profile_v2(runner).verify.counts.tolist() == [1, 2, 3, 4, 12, 32]
 
 
@@ -173,7 +166,7 @@ def test_v2_nothing_is_counted_for_the_balance_of_experts(fake: FakeTime) -> Non
         raise AssertionError("counted")
 
     suppressed: list[None] = []
-    runner: Any = Balanced(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
+    runner = Balanced(fake)
     runner.eplb = SimpleNamespace(step=never, suppress=lambda: nullcontext(suppressed.append(None)))
     profile_v2(runner)
     assert bool(suppressed) == hasattr(EPLBController, "suppress")
@@ -187,23 +180,20 @@ def test_v2_what_contexts_take_where_graphs_are_for_any_lengths(
     fake: FakeTime, requests_of_graph: dict[int, int], draft: float
 ) -> None:
     """They run with a request for each of their rows, padding included, and a block for each."""
-    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=8000)
-    runner.requests_of_graph = requests_of_graph
-    costs = profile_v2(runner)
+    costs = profile_v2(Runner(fake, max_model_len=8000, requests_of_graph=requests_of_graph))
     assert [1e6 * each for each in costs.attention] == pytest.approx([1.0, draft, 3.0])
 
 
 def test_v2_blocks_whose_bonus_row_predicts_too(fake: FakeTime) -> None:
     """Three rows for three drafts, and a row more to verify them."""
-    runner: Any = Runner(fake, max_num_reqs=4, max_num_tokens=64, max_model_len=200)
-    runner.num_speculative_steps = runner.speculator.num_speculative_steps = 3
+    runner = Runner(fake, num_speculative_steps=3)
+    runner.speculator.num_speculative_steps = 3
     assert profile_v2(runner).first_draft_row == 0
 
 
 def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
     """One point makes no curve, and blocks are not measured later: two rows draft as one does."""
-    runner: Any = Runner(fake, max_num_reqs=1, max_num_tokens=64, max_model_len=200)
-    costs = profile_v2(runner)
+    costs = profile_v2(Runner(fake, max_num_reqs=1))
     assert costs.verify.seconds * 1000 == pytest.approx([11, 12, 13])
     assert costs.draft.counts.tolist() == [3, 6]
     assert costs.draft.seconds * 1000 == pytest.approx([2, 2])
@@ -222,10 +212,8 @@ def test_v2_an_engine_of_one_request(fake: FakeTime) -> None:
 def test_v2_what_ragged_batches_take_longer(
     fake: FakeTime, captured: list[int | None] | None, requests: int, milliseconds: float
 ) -> None:
-    runner: Any = Runner(fake, max_num_reqs=requests, max_num_tokens=64, max_model_len=200)
-    runner.cudagraph_manager = graphs_for(captured)
-    found = ragged_seconds(runner)
-    assert 1000 * found == pytest.approx(milliseconds)
+    runner = Runner(fake, captured, max_num_reqs=requests)
+    assert 1000 * ragged_seconds(runner) == pytest.approx(milliseconds)
     assert runner.max_num_reqs == requests
 
 

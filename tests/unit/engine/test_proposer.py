@@ -188,6 +188,21 @@ def test_requests_that_limit_their_drafts(pair: Pair) -> None:
     assert predicted.lengths.tolist() == [0, 2, 32, 9]
 
 
+def test_drafts_alone_never_reach_min_tokens(pair: Pair) -> None:
+    """Neither a block's nor a text's: with fewer than 13 tokens, a request gets a token of its own
+    after its drafts."""
+    lengths = (5, 9, 11, 12)
+    rows = [Row(n, features(length, n), bonus=12) for n, length in enumerate(lengths)]
+    blocks = DrafterHarness(pair)
+    texts = planned_harness(pair, Told([True] * 4, [9] * 4, [True] * 4))
+    blocks.min_tokens = texts.min_tokens = 13
+    assert [len(drafts) for drafts in blocks.step(rows)] == [6, 2, 0, 7]
+    for row, length in zip(rows, lengths, strict=True):
+        texts.texts[row.request, :4] = [11, 12, 13, 14]
+        texts.texts[row.request, length - 1] = 11
+    assert [len(drafts) for drafts in texts.step(rows)] == [6, 2, 0, 9]
+
+
 @on_both_runners
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in company"])
 def test_hazard_3_rejected_rows_must_not_be_stored(pair: Pair, others: int) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import vllm
-from packaging.version import Version
 from vllm import SamplingParams
 from vllm.entrypoints.generate.base.protocol import (
     DeltaFunctionCall,
@@ -20,23 +17,17 @@ from vllm.parser.abstract_parser import DelegatingParser
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from support.pairs import Pair
-from support.streamed_answers import Answer, Conversation
-from support.tool_dialects import FORMATS, REASONING
+from support.streamed_answers import Conversation
+from support.tool_dialects import FORMATS
 from vllm_dflash.engine.vllm_fixes.streamed_pieces import StreamedText, parse_token_by_token
 
 WEATHER = ("get_weather", {"city": "Paris", "days": 3})
 TIME = ("get_time", {"zone": "Europe/Paris"})
 NOW: tuple[str, dict[str, Any]] = ("now", {})
-CUTS = [[1, 2], [2, 3], [3, 3], [1, 8], [4, 8], [7, 8], [8, 8]]
+CUTS = [[1, 2], [1, 3], [2, 3], [3, 3], [1, 8], [4, 8], [7, 8], [8, 8]]
 """Tokens of the first piece, and of each later one."""
-BREAK = {"hermes", "hy_v4", "llama3_json", "pythonic", "step3"}
-"""Tool parsers of vLLM 0.32 that depend on how an answer is cut."""
-REASONING_BREAK = {"deepseek_r1", "gemma4", "granite", "hy_v4"}
-"""Reasoning parsers of vLLM 0.32 that do."""
-
-only_where_listed = pytest.mark.skipif(
-    Version(vllm.__version__).release[:2] != (0, 32), reason="the lists are vLLM 0.32's"
-)
+THINKING_PARSER = "hy_v4"
+AROUND = " It rains in Paris, and I look it up once more, and again. "
 
 
 @pytest.fixture
@@ -53,94 +44,48 @@ def ours(vllms_own: None) -> None:
     parse_token_by_token()
 
 
-def conversations(tool_parser: str) -> Iterator[Conversation]:
-    """Answers with one call, several, none, without arguments, after text, and unfinished."""
-    form = FORMATS[tool_parser]
-    texts = [form.of(WEATHER), form.of(NOW), form.of(WEATHER, TIME), "It rains, now."]
-    texts += ["I look it up. " + form.of(WEATHER)] if form.after_text else []
-    for text in texts:
-        yield Conversation(text, tool_parser)
-    for length in range(6, len(Conversation(texts[0], tool_parser).tokens), 5):
-        yield Conversation(texts[0], tool_parser, length=length)
-
-
-def thoughts(reasoning_parser: str, *then: str) -> Iterator[Conversation]:
-    """Answers with reasoning, which may have begun in the prompt, before each of these texts."""
-    tool_parser, (begin, end) = REASONING[reasoning_parser]
-    for after in then:
-        for before in (begin, "", begin + "\n"):
-            text = f"{before}It rains.{end}{after}"
-            yield Conversation(text, tool_parser, reasoning_parser)
-
-
-def changed(answers: Iterator[Conversation]) -> list[tuple[str, list[int], Answer | Exception]]:
+def changed(*answers: Conversation) -> list[tuple[str, list[int]]]:
     """Texts and cuts with which a client does not get what it gets token by token."""
-    found = []
-    for answer in answers:
-        plain = answer.streamed([1])
-        got = ((cut, streamed(answer, cut)) for cut in CUTS)
-        found += [(answer.text, cut, one) for cut, one in got if one != plain]
-    return found
-
-
-def streamed(answer: Conversation, cut: list[int]) -> Answer | Exception:
-    try:
-        return answer.streamed(cut)
-    except AssertionError as error:  # of the parser; a server ends the stream with an error
-        return error
-
-
-UMBRELLA = "Take an umbrella."
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats_are_what_the_parsers_read(name: str) -> None:
-    """Not streamed: otherwise all below would compare texts without calls."""
-    whole = Conversation(FORMATS[name].of(WEATHER), name).whole()
-    assert [call[0] for call in whole.calls] == ["get_weather"]
-
-
-@only_where_listed
-@pytest.mark.usefixtures("vllms_own")
-@pytest.mark.parametrize("name", FORMATS)
-def test_tool_parsers_that_break_in_vllm(name: str) -> None:
-    """If one is mended: take it from the list, and from upstream.md."""
-    assert bool(changed(conversations(name))) == (name in BREAK)
-
-
-@only_where_listed
-@pytest.mark.usefixtures("vllms_own")
-@pytest.mark.parametrize("name", REASONING)
-def test_reasoning_parsers_that_break_in_vllm(name: str) -> None:
-    assert bool(changed(thoughts(name, UMBRELLA))) == (name in REASONING_BREAK)
+    return [
+        (answer.text, cut)
+        for answer in answers
+        for plain in [answer.items([1])]
+        for cut in CUTS
+        if answer.items(cut) != plain
+    ]
 
 
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("name", FORMATS)
 def test_tool_calls_do_not_depend_on_drafts(name: str) -> None:
-    assert changed(conversations(name)) == []
+    """Of answers with one call, several, none, without arguments, after text and before it, and
+    unfinished. vLLM adds what a parser has not sent to the last message, if that has a call in it:
+    a surplus `{}` in some cuts."""
+    form = FORMATS[name]
+    one = Conversation(form.of(WEATHER), name)
+    assert one.items([1]) == [("call 0", 'get_weather {"city": "Paris", "days": 3}')]
+    text_behind = form.of(WEATHER) + AROUND
+    texts = [form.of(NOW), form.of(WEATHER, TIME), "It rains, now.", AROUND + form.of(WEATHER)]
+    texts += [text_behind, text_behind + form.of(TIME) + AROUND]
+    unfinished = [
+        Conversation(one.text, name, length=length) for length in range(6, len(one.tokens), 4)
+    ]
+    assert changed(one, *(Conversation(text, name) for text in texts), *unfinished) == []
 
 
 @pytest.mark.usefixtures("ours")
-@pytest.mark.parametrize("name", REASONING)
-def test_reasoning_does_not_depend_on_drafts(name: str) -> None:
-    assert changed(thoughts(name, UMBRELLA, FORMATS[REASONING[name][0]].of(WEATHER))) == []
-
-
-@pytest.mark.parametrize(
-    ("tool_parser", "length", "arguments"),
-    [("step3", None, '{"city": "Paris", "days": 3}'), ("hermes", 14, "")],
-)
-def test_surplus_arguments(
-    vllms_own: None, tool_parser: str, length: int | None, arguments: str
-) -> None:
-    """vLLM adds what a parser has not sent to the last message, if that has a call in it."""
-    del vllms_own
-    answer = Conversation(FORMATS[tool_parser].of(WEATHER), tool_parser, length=length)
-    right, wrong = (("get_weather", arguments),), (("get_weather", arguments + "{}"),)
-    assert {answer.streamed([first, 3]).calls for first in (1, 2, 3)} == {right, wrong}
-    parse_token_by_token()
-    assert {answer.streamed([first, 3]).calls for first in (1, 2, 3)} == {right}
+def test_reasoning_does_not_depend_on_drafts() -> None:
+    """It may have begun in the prompt, and a call may follow."""
+    assert (
+        changed(
+            *(
+                Conversation(f"{before}It rains.</think>{after}", THINKING_PARSER, THINKING_PARSER)
+                for after in ("Take an umbrella.", FORMATS[THINKING_PARSER].of(WEATHER))
+                for before in ("<think>", "", "<think>\n")
+            )
+        )
+        == []
+    )
 
 
 def call(index: int, arguments: str, name: str | None = None) -> DeltaToolCall:
@@ -182,20 +127,6 @@ def test_text_behind_a_call_is_in_the_next_message(finished: bool) -> None:
     )
     found = [(one.content, len(one.tool_calls)) for one in messages(*deltas, finished=finished)]
     assert found == [("It rains.", 1)] if finished else [(None, 1), ("It rains.", 0)]
-
-
-AROUND = " It rains in Paris, and I look it up once more, and again. "
-
-
-@pytest.mark.usefixtures("ours")
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.after_text])
-def test_calls_and_text_come_in_order(name: str) -> None:
-    """Text behind a call, and between two, is an item of its own in `/v1/responses`."""
-    form = FORMATS[name]
-    one = form.of(WEATHER) + AROUND
-    for text in (one, one + form.of(TIME) + AROUND):
-        answer = Conversation(text, name)
-        assert [answer.items(cut) for cut in CUTS] == [answer.items([1])] * len(CUTS)
 
 
 def text_by_token(cut: list[int], stop: list[str]) -> list[str]:

@@ -166,38 +166,6 @@ def test_what_was_forced_in_a_step_is_forgotten_with_it() -> None:
     assert state["bonus_token_forced"] is False
 
 
-@pytest.mark.parametrize(
-    ("tokens", "computed", "placeholders", "goes_on_at"),
-    [
-        (20, 19, 0, 19),  # a turn ends with the last token of its step
-        (20, 20, 0, 19),  # an accepted token is thrown away
-        (20, 25, 0, 19),
-        (20, 24, 5, 19),  # asynchronous: five of these are still to come
-        (20, 12, 0, 12),  # in a prompt
-    ],
-)
-def test_a_session_goes_on_from_its_last_token(
-    monkeypatch: pytest.MonkeyPatch,
-    tokens: int,
-    computed: int,
-    placeholders: int,
-    goes_on_at: int,
-) -> None:
-    monkeypatch.setattr(Scheduler, "_handle_stopped_request", lambda self, request: False)
-    request: Any = SimpleNamespace(
-        resumable=True,
-        num_tokens=tokens,
-        num_computed_tokens=computed,
-        num_output_placeholders=placeholders,
-    )
-    scheduler = SessionScheduler.__new__(SessionScheduler)
-    assert not scheduler._handle_stopped_request(request)
-    assert request.num_computed_tokens - placeholders == goes_on_at
-    request.resumable, request.num_computed_tokens = False, computed
-    scheduler._handle_stopped_request(request)
-    assert request.num_computed_tokens == computed
-
-
 def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     def hand_out(self: Any, drafts: DraftTokenIds) -> None:
         for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
@@ -217,20 +185,10 @@ def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatc
     }
 
 
-@pytest.mark.parametrize(
-    ("mode", "is_adaptive", "graphs", "most_rows"),
-    [
-        (CUDAGraphMode.FULL, True, CUDAGraphMode.FULL_AND_PIECEWISE, 8),
-        (CUDAGraphMode.FULL, False, CUDAGraphMode.FULL, 16),
-        (CUDAGraphMode.FULL, False, CUDAGraphMode.FULL_AND_PIECEWISE, None),
-        (CUDAGraphMode.PIECEWISE, True, CUDAGraphMode.FULL_AND_PIECEWISE, None),
-        (CUDAGraphMode.NONE, False, CUDAGraphMode.FULL, None),
-    ],
-)
-def test_metadata_keeps_to_the_bound_of_its_graph(
-    mode: CUDAGraphMode, is_adaptive: bool, graphs: CUDAGraphMode, most_rows: int | None
-) -> None:
-    """Graphs of one number of rows per request need no bound: their batches have that number."""
+@pytest.mark.parametrize(("is_adaptive", "most_rows"), [(True, 8), (False, 16)])
+def test_metadata_keeps_to_the_bound_of_its_graph(is_adaptive: bool, most_rows: int) -> None:
+    """With adaptive verification that of all graphs, else as many rows as the graph has."""
+    graphs = CUDAGraphMode.FULL_AND_PIECEWISE if is_adaptive else CUDAGraphMode.FULL
     state: Any = SimpleNamespace(prepare_attn=lambda batch, *_, **__: batch.max_query_len)
     runner: Any = SimpleNamespace(
         model_state=state,
@@ -240,7 +198,10 @@ def test_metadata_keeps_to_the_bound_of_its_graph(
     )
     fix_undrafted_graphs(runner)
     batch: Any = SimpleNamespace(max_query_len=None, num_tokens_after_padding=16)
-    assert state.prepare_attn(batch, mode, (), for_capture=False) == most_rows
+    found = state.prepare_attn(batch, CUDAGraphMode.FULL, (), for_capture=False)
+    assert found == most_rows
+    batch.max_query_len = None
+    assert state.prepare_attn(batch, CUDAGraphMode.PIECEWISE, ()) is None
 
 
 @pytest.mark.parametrize("users_own", [0, 1])

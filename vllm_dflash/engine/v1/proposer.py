@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_dflash.config.draft_config import drafted_length
 from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.block_layout import bonus_tokens, length_limits
+from vllm_dflash.engine.block_layout import below_least, bonus_tokens, length_limits
 from vllm_dflash.engine.own_limits import OwnLimits
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.scheduler_output import fresh_cache_blocks, newly_admitted
@@ -252,7 +252,7 @@ class PlannedProposer(DFlashProposer):
         step.rows = batch.num_actual_tokens
         context_lens = batch.seq_lens[: batch.num_reqs].numpy() - num_rejected
         step.context_lens = context_lens.astype(np.int64)
-        text_limits, block_limits = self._length_limits(step.ids)
+        text_limits, block_limits = self._length_limits(step)
         if self._own_limits:  # their drafts end there
             before = step.context_lens + 2  # see `draft_limits`
             text_limits = before + self._own_limits.cut(text_limits - before, step.ids)
@@ -283,14 +283,14 @@ class PlannedProposer(DFlashProposer):
             ),
         )
 
-    def _length_limits(self, ids: Sequence[str]) -> tuple[Ints, Ints]:
+    def _length_limits(self, step: StepRecord) -> tuple[Ints, Ints]:
         """Return the maximum length of each request, and with drafts of a block, [R] each."""
-        if self._limited != ids:
-            limits = length_limits(self.runner.requests, ids, self.runner.max_model_len)
-            # vLLM may lower its limit after start-up.
-            most = drafted_length(self.draft_model_config)
-            self._limited, self._limits = ids, (limits, limits.clip(max=most))
-        return self._limits
+        if self._limited != step.ids:
+            requests, most = self.runner.requests, self.runner.max_model_len
+            self._limited, self._limits = step.ids, length_limits(requests, step.ids, most)
+        limits = below_least(*self._limits, step.context_lens)
+        # vLLM may lower its limit after start-up.
+        return limits, limits.clip(max=drafted_length(self.draft_model_config))
 
     def end_step(self) -> None:
         """End the current step, if there is one."""

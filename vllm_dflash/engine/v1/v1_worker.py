@@ -17,9 +17,9 @@ from vllm_dflash.engine.reporting.statistics import METRICS, Increases
 from vllm_dflash.engine.v1.proposer import PlannedProposer
 from vllm_dflash.engine.v1.v1_fixes.aligned_states import fix_aligned_states
 from vllm_dflash.engine.v1.v1_fixes.expanded_sampling import fix_expanded_sampling
+from vllm_dflash.engine.v1.v1_fixes.rejection_sampling import DraftRejectionSampler
 from vllm_dflash.engine.v1.v1_fixes.short_draft_states import fix_short_draft_states
 from vllm_dflash.engine.v1.v1_fixes.thinking_budgets import fix_thinking_budgets
-from vllm_dflash.engine.v1.v1_fixes.undrafted_sampling import DraftRejectionSampler
 from vllm_dflash.engine.v1.v1_profile import profile_v1
 from vllm_dflash.engine.v1.v1_scheduler import DRAFTS, sends_drafts_with_output
 from vllm_dflash.engine.worker import Output, check_drafter_class

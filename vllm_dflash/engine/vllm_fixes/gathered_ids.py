@@ -1,9 +1,7 @@
-"""Tensor-parallel ranks on CPUs can gather the ids of their candidates.
+"""Tensor-parallel ranks on CPUs cannot gather the ids of their candidates.
 
-Wrong in vLLM 0.32.0, CPU: `LogitsProcessor.get_top_k_tokens` gathers the ids of all ranks, which
-are 64-bit integers. Gathering through shared memory supports only floating-point numbers, so a
-drafter with candidates fails with NotImplementedError. Not reported yet
-(docs/engineering/upstream.md). Delete this file when `shm_all_gather` accepts integers.
+Delete this file when `shm_all_gather` accepts integers
+(docs/engineering/upstream.md#gathered_idspy).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""vLLM uploads the sampling parameters of all request slots in every step.
+"""V2 uploads the sampling parameters of all request slots in every step.
 
-Slow in vLLM 0.32.0 and 0.33.0, Model Runner V2: `GPUModelRunner.add_requests` calls
-`Sampler.apply_staged_writes` whether or not requests were added, a dozen copies of the host's. Only
-new requests change them. Not reported yet (docs/engineering/upstream.md). Delete this file when
-that call depends on `scheduled_new_reqs`, as the two calls before it do.
+Delete this file when the call in `add_requests` depends on `scheduled_new_reqs`
+(docs/engineering/upstream.md#repeated_uploadspy).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Requests may ask for log-probabilities of specific tokens (`logprob_token_ids`), also on V2.
+"""On V2, steps that verify drafts ignore `logprob_token_ids`.
 
-Wrong in vLLM 0.32.0 and 0.33.0, Model Runner V2: the rejection sampler ignores this field, so a
-step that verifies any request's drafts returns no log-probabilities, or those of the most likely
-tokens. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`RejectionSampler._get_logprobs_tensors` gets `logprob_token_ids_state`.
+Delete this file when `RejectionSampler._get_logprobs_tensors` gets `logprob_token_ids_state`
+(docs/engineering/upstream.md#scored_verificationpy).
 """
 
 from __future__ import annotations

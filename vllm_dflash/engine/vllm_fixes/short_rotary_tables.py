@@ -1,10 +1,7 @@
-"""YaRN tables have a row for every position of the target.
+"""YaRN tables are too short for the positions of a target, and kernels read past their end.
 
-Wrong in vLLM 0.32.0: `get_rope` makes a YaRN table with only the checkpoint's extended length,
-whatever `max_position` says, and its kernels read past the end. Context is stored for all of a
-target's positions, even if they are not drafted for. Not reported yet
-(docs/engineering/upstream.md). Delete this file when `get_rope` honours `max_position` for YaRN, or
-its kernels check bounds.
+Delete this file when `get_rope` honours `max_position` for YaRN, or its kernels check bounds
+(docs/engineering/upstream.md#short_rotary_tablespy).
 """
 
 from __future__ import annotations

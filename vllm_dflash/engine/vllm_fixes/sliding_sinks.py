@@ -1,10 +1,8 @@
-"""Targets like gpt-oss write correct tokens on CPU if sliding and full layers share a cache group.
+"""On CPU, targets like gpt-oss write wrong tokens if all layers share a cache group.
 
-Wrong in vLLM 0.32.0, CPU: the attention of such a group is planned without a window. The kernel
-then splits the keys of a sliding layer, and if the layer has sinks and a part is outside the
-window, it reads memory that was not written: wrong tokens, also in plain decoding
-(`--disable-hybrid-kv-cache-manager`). Not reported yet (docs/engineering/upstream.md). Delete this
-file when `cpu_attention_with_kv_cache` skips parts outside the window.
+They do on V1, since our hook "one cache group" sets `disable_hybrid_kv_cache_manager`. Delete this
+file when `cpu_attention_with_kv_cache` skips parts outside the window
+(docs/engineering/upstream.md#sliding_sinkspy).
 """
 
 from __future__ import annotations

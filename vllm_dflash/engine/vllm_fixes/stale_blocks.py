@@ -1,10 +1,7 @@
-"""Cache blocks are cleared on CPU when they get a new owner.
+"""On CPU, NaN in a cache block makes the attention of its next owner NaN.
 
-Wrong in vLLM 0.32.0, CPU: the attention kernel, which both model runners use there, reads a
-request's last block to its end. Values after the context have no effect, unless one is NaN or
-infinite: then the result is NaN, and the request would get no drafts until it overwrites them. Not
-reported yet (docs/engineering/upstream.md). Delete this file when the kernel masks before it
-multiplies.
+Delete this file when the kernel masks before it multiplies
+(docs/engineering/upstream.md#stale_blockspy).
 """
 
 from __future__ import annotations

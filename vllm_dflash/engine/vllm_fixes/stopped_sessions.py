@@ -1,12 +1,7 @@
-"""Sessions with streamed input continue after their last token, wherever it was in a step.
+"""A session's next turn continues behind its stop token, and a turn that has ended gets drafts.
 
-Wrong in vLLM 0.32.0, synchronous scheduling (fixed in 0.33.0): if a turn ends within the tokens
-that a step accepted, the tokens after its end still count as computed. vLLM then treats as many
-tokens of the next turn as computed, so its text is wrong, and so is that of any request that finds
-this prefix in the cache; a next turn with no more tokens than that ends the engine. Wrong in both
-versions: the scheduler gives drafts to a turn that has just ended. Not reported yet
-(docs/engineering/upstream.md). Delete the first method when 0.32 is dropped, and the second when
-`update_draft_token_ids` leaves out requests that are not running.
+Delete the first method when 0.32 is dropped, and the second when `update_draft_token_ids` leaves
+out requests that are not running (docs/engineering/upstream.md#stopped_sessionspy).
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""A streamed answer is parsed token by token, as without drafts.
+"""Parsers of streamed tool calls and reasoning depend on how many tokens arrive at once.
 
-Wrong in vLLM 0.32.0 with any speculative method, and without one where an output has several tokens
-(`--stream-interval`, a slow API server): some parsers of tool calls and of reasoning expect one
-token in each call. If they get more, clients put together arguments that are doubled, cut off or
-end in a surplus `{}`. Not reported yet (docs/engineering/upstream.md, which names the parsers).
-When none of them depends on how an answer is cut, delete this file.
+Delete this file when none of them does (docs/engineering/upstream.md#streamed_piecespy).
 """
 
 from __future__ import annotations

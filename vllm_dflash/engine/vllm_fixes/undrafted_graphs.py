@@ -1,12 +1,7 @@
-"""Steps with one row per request get wrong attention in full graphs for any numbers of rows.
+"""On V2, steps of one row per request get wrong attention in graphs for any number of rows.
 
-Wrong in vLLM 0.32.0 and 0.33.0, Model Runner V2. Adaptive verification has graphs for up to 1 + K
-rows per request, `"cudagraph_mode": "FULL"` for any number. The metadata of a step must keep to the
-number that its graph was captured for. `InputBatch.max_query_len` says so, but only with adaptive
-verification, and only if drafts were scheduled. Otherwise FlashAttention 3 plans such a step for
-one row per request, and the captured kernel misreads the plan: wrong text, or illegal memory
-access. Seen on an H200. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`prepare_inputs` sets `max_query_len` for every batch that such a graph serves.
+Delete this file when `prepare_inputs` sets `max_query_len` for every batch of such a graph
+(docs/engineering/upstream.md#undrafted_graphspy).
 """
 
 from __future__ import annotations

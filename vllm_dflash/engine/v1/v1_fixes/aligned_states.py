@@ -1,9 +1,7 @@
-"""Prefix caching works together with drafts on CPU, for targets with linear attention.
+"""With drafts, prefix caching ends the engine on CPU for targets with linear attention.
 
-Wrong in vLLM 0.32.0, V1 runner on CPU: with a speculative method, Triton kernels copy the states of
-linear attention to the ends of blocks. CPUs have no such kernels, so the first step ends the
-engine; prefix caching is on by default. Not reported yet (docs/engineering/upstream.md). Delete
-this file when those kernels have a CPU version.
+Delete this file when the kernels that copy their states have a CPU version
+(docs/engineering/upstream.md#aligned_statespy).
 """
 
 from __future__ import annotations

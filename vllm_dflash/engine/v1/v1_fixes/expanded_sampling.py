@@ -1,11 +1,7 @@
-"""Sampled requests are verified with the temperature, top-k and top-p they asked for.
+"""On CPU, drafts are verified with temperature, top-k and top-p of uninitialised memory.
 
-Wrong in vLLM 0.32.0, CPU: the rejection sampler's `expand_batch_to_tokens` runs
-`_expand_kernel_impl`, which fills a converted copy of its output. So temperature, top-k and top-p
-of drafted requests are read from uninitialised memory: noise at any temperature above 0, with any
-speculative method (8 prompts, 48 tokens each at temperature 1: mean log-probability -2.3 without,
--8 to -10 with speculation). Not reported yet (docs/engineering/upstream.md). Delete this file when
-`_expand_kernel_impl` writes into its output.
+Delete this file when `_expand_kernel_impl` writes into its output
+(docs/engineering/upstream.md#expanded_samplingpy).
 """
 
 from __future__ import annotations

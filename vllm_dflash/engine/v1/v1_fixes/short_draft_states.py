@@ -1,10 +1,6 @@
-"""The convolutions of gated delta nets find their history after a short draft, on CPU.
+"""On CPU, gated delta nets write wrong text after a draft shorter than K, or end the engine.
 
-Wrong in vLLM 0.32.0, CPU, with any speculative method: `_spec_forward` writes a step's rows into
-the last columns of the request's history, but the next step counts from the first column. That is
-the same place only if the draft has all K tokens. After a shorter draft the text is wrong, and a
-step with fewer rows than the step before accepted ends the engine. Fixed in 0.33.0
-(docs/engineering/upstream.md). Delete this file when 0.32 is dropped.
+Delete this file when 0.32 is dropped (docs/engineering/upstream.md#short_draft_statespy).
 """
 
 from __future__ import annotations

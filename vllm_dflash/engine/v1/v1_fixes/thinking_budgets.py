@@ -1,12 +1,7 @@
-"""A thinking budget ends only its own request's thinking, in the step that uses it up.
+"""On V1, a thinking budget is enforced in another request's text, or a token late.
 
-Wrong in vLLM 0.32.0 and 0.33.0, V1 runner. When other requests end and a request moves to the place
-of one with a budget, it inherits that budget, so the end of thinking is forced into its text (plain
-decoding included). And with a speculative method, `bonus_token_forced`, which means that the end
-was forced in this step's bonus row, is not reset after the step. So if a chunk of the prompt, whose
-sample is discarded, uses the budget up, one token too many passes; the same happens in a second
-stretch of thinking. Not reported yet (docs/engineering/upstream.md). Delete this file when
-`sync_batch` clears the place that a request moves to, and `update_state` resets the flag.
+Delete this file when `sync_batch` clears the place that a request moves to, and `update_state`
+resets `bonus_token_forced` (docs/engineering/upstream.md#thinking_budgetspy).
 """
 
 from __future__ import annotations

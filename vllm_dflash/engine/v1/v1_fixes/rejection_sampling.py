@@ -1,11 +1,7 @@
-"""Requests may ask for log-probabilities of specific tokens (`logprob_token_ids`).
+"""On V1, top-k without drafts or `logprob_token_ids` with them can end the engine.
 
-Wrong in vLLM 0.32.0 and 0.33.0, V1 runner: the sampler gathers these tokens for one row per
-request, and replaces any other log-probabilities with them. With drafts, a request has several
-rows: the tensors do not fit and the engine ends for all users, or rows are left out. Without
-drafts, another request of the batch that asks for its most likely tokens gets token 0 at minus
-infinity. Not reported yet (docs/engineering/upstream.md). Delete this file when `RejectionSampler`
-reads `logprob_token_ids`.
+Delete this file when `RejectionSampler` returns early for `max_spec_len == 0` and reads
+`logprob_token_ids` (docs/engineering/upstream.md#rejection_samplingpy).
 """
 
 from __future__ import annotations
@@ -26,8 +22,9 @@ ALL = -1
 """`max_num_logprobs` with which vLLM's sampler returns the whole vocabulary, [R, V]."""
 
 
-class ScoringRejectionSampler(RejectionSampler):
-    """vLLM's rejection sampler; also scores the tokens that requests name, in all their rows."""
+class DraftRejectionSampler(RejectionSampler):
+    """Replaces vLLM's rejection sampler (`runner.rejection_sampler`) in our worker; also scores the
+    tokens that requests name, in all their rows."""
 
     _scored: Scored | None = None
     """Tokens to score in this step."""
@@ -41,6 +38,8 @@ class ScoringRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         """Turn logits [T + R, V] of T drafts and R bonus rows into tokens [R, 1 + K]."""
         self._scored = sampling_metadata.logprob_token_ids
+        if metadata.max_spec_len == 0:
+            return self._sample_undrafted(logits, sampling_metadata)
         if self._scored:
             most = sampling_metadata.max_num_logprobs or 0
             sampling_metadata = replace(
@@ -48,13 +47,12 @@ class ScoringRejectionSampler(RejectionSampler):
             )
         return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
-    def sample_scored(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+    def _sample_undrafted(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """Turn logits [R, V] of a step without drafts into tokens [R, 1].
 
         Each request's only row is its bonus row; vLLM's thinking budgets need to know.
         """
-        scored = metadata.logprob_token_ids
-        if not scored:
+        if not self._scored:
             return self.sampler(logits, metadata, predict_bonus_token=True)
         most = metadata.max_num_logprobs or 0
         metadata = replace(metadata, logprob_token_ids=None, max_num_logprobs=ALL)
@@ -62,7 +60,9 @@ class ScoringRejectionSampler(RejectionSampler):
         values = output.logprobs_tensors.logprobs  # [R, V]
         sampled = output.sampled_token_ids[:, 0].long()
         found = self.sampler.gather_logprobs(values, most, sampled)
-        output.logprobs_tensors = with_scored(found, scored, 1, lambda row: values[row : row + 1])
+        output.logprobs_tensors = with_scored(
+            found, self._scored, 1, lambda row: values[row : row + 1]
+        )
         return output
 
     def _get_logprobs_tensors(
