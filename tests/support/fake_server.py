@@ -18,8 +18,13 @@ from typing import Any
 
 from vllm_dflash.tools import server_process
 
-FACTS = {"dtype": "float32", "max_model_len": 100, "max_num_seqs": 4, "drafter": None}
-FACTS |= {"stop_tokens": [9], "versions": {"vllm": "of today"}, "has_chat_template": True}
+FACTS = {"dtype": "float32", "max_model_len": 100, "max_num_seqs": 4, "max_new_tokens": None}
+FACTS |= {
+    "drafter": None,
+    "stop_tokens": [9],
+    "versions": {"vllm": "of today"},
+    "has_chat_template": True,
+}
 METRICS = """\
 # TYPE vllm:spec_decode_num_drafts_total counter
 vllm:spec_decode_num_drafts_total{engine="0"} 5.0

@@ -22,6 +22,7 @@ class InstantServer(Server):
             "stop_tokens": [],
             "versions": {},
             "max_num_seqs": 99,
+            "max_new_tokens": None,
         }
         self.facts = Facts(**{**known, "max_model_len": 999, **facts})  # type: ignore[typeddict-item]
         self.script = script

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from vllm_dflash.tools.verify.verify_command import add_verify
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # texts may hold what its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(
         prog="vllm-dflash", description="DFlash speculative decoding for vLLM."
     )

@@ -54,9 +54,10 @@ def make_requests(
     if concurrency > (taken := facts["max_num_seqs"]):
         raise ValueError(
             f"concurrency {concurrency} is more than the {taken} requests the engine takes"
-            " at a time: raise its --max-num-seqs, or lower --concurrency."
+            " at a time: raise --max-num-seqs (after --), or lower the concurrency."
         )
     requests, max_model_len = [], facts["max_model_len"]
+    tokens = min(tokens, facts["max_new_tokens"] or tokens)
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {number} is empty.")

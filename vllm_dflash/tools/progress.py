@@ -31,12 +31,15 @@ class Progress:
         if file is not None and file.isatty():
             from rich.console import Console
 
-            self._terminal = Console(file=file)
+            console = Console(file=file)
+            # On a terminal that cannot move its cursor, rich shows a bar only when it is done.
+            self._terminal = None if console.is_dumb_terminal else console
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
         if self._terminal is not None:
-            self._terminal.print(line, markup=False, highlight=False)
+            # The terminal wraps lines, which keeps columns together where there is room.
+            self._terminal.print(line, markup=False, highlight=False, soft_wrap=True)
         elif self._file is not None:
             print(line, file=self._file, flush=True)
 

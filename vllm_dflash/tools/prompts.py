@@ -41,6 +41,11 @@ def read_prompts(path: Path, count: int | None = None) -> list[str]:
         raise ValueError(
             f"prompts file {str(path)!r} does not exist: pass another --prompts."
         ) from None
+    if _is_array(text):
+        raise ValueError(
+            f"prompts file {str(path)!r} is one JSON array: write each of its objects on its own"
+            " line (jq --compact-output '.[]')."
+        )
     lines = [(number, line.strip(b"\r")) for number, line in enumerate(text.split(b"\n"), 1)]
     written = [(number, line) for number, line in lines if line.strip()][:count]
     prompts = [_prompt(path, number, line) for number, line in written]
@@ -49,12 +54,21 @@ def read_prompts(path: Path, count: int | None = None) -> list[str]:
     return prompts
 
 
+def _is_array(text: bytes) -> bool:
+    """Whether a file is one JSON array of objects, and no prompt that begins with a bracket."""
+    try:
+        found = json.loads(text) if text.lstrip().startswith(b"[") else None
+    except ValueError:
+        return False
+    return isinstance(found, list) and any(isinstance(one, dict) for one in found)
+
+
 def _prompt(path: Path, number: int, written: bytes) -> str:
     try:
         line = written.decode()
     except UnicodeDecodeError:
         raise ValueError(f"{path}, line {number}: it is not UTF-8.") from None
-    if not line.startswith("{"):
+    if not line.lstrip().startswith("{"):
         return line
     try:
         prompt = json.loads(line)["prompt"]

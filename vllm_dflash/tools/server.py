@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from importlib.metadata import distributions
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Self
@@ -40,7 +41,7 @@ HOST = "127.0.0.1"
 """Other machines cannot reach the servers."""
 NAMED_ELSEWHERE = ("--model", "--model-tag", "-sc")
 """Flags that set the target or, with those that begin with --spec, the speculative config."""
-UNREACHABLE = ("--uds", "--api-key", "--headless", "--ssl", "--disable-log-stats")
+UNREACHABLE = ("--uds", "--api-key", "--headless", "--ssl", "--disable-log-stats", "--grpc")
 """How flags begin with which the server could not be asked, or would not count its drafts."""
 SECONDS_BETWEEN_LOOKS = 0.5
 LAST_LINES = 15
@@ -54,10 +55,15 @@ ERROR_LINE = re.compile(
 
 
 class EngineDied(RuntimeError):
-    """A server ended, or could not start. The message lists its errors, the root cause first."""
+    """A server ended, could not start, or failed. The message lists its errors, the root cause
+    first."""
 
-    def __init__(self, log: Path) -> None:
-        """`log`: the server's log, which the message points to."""
+    def __init__(self, log: Path, said: str | None = None) -> None:
+        """`log`: the server's log, which the message points to. `said`: how it answered, if it did
+        not end."""
+        if said is not None:
+            super().__init__(f"an engine failed: {said}\nits log: {log}")
+            return
         text = log.read_text(errors="replace")
         lines = ["an engine died:", *dict.fromkeys(ERROR_LINE.findall(text))]
         if len(lines) == 1:
@@ -67,16 +73,16 @@ class EngineDied(RuntimeError):
 
 @contextlib.contextmanager
 def temporary_logs(prefix: str) -> Iterator[Path]:
-    """Create a temporary folder for logs; it is kept only if an engine died."""
-    folder, is_kept = Path(tempfile.mkdtemp(prefix=prefix)), False
+    """Create a temporary folder for logs; it is kept if an engine died, or on an interrupt."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         yield folder
-    except EngineDied:
-        is_kept = True
+    except (EngineDied, KeyboardInterrupt, SystemExit):
         raise
-    finally:
-        if not is_kept:
-            shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Server:
@@ -183,14 +189,15 @@ class Server:
         self.refuse(refusal, died=response.status >= HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def refuse(self, refusal: str, *, died: bool) -> NoReturn:
-        """Raise what the server's error says, or `EngineDied` if it ends. `died`: it may have."""
-        if died:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(SECONDS_TO_STOP)
-                raise EngineDied(self.log)
+        """Raise what the server's error says. `died`: it may have, so raise `EngineDied`."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
             refusal = str(json.loads(refusal)["error"]["message"])
-        raise ValueError(refusal)
+        if not died:
+            raise ValueError(refusal)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(SECONDS_TO_STOP)
+            raise EngineDied(self.log)
+        raise EngineDied(self.log, refusal)
 
     def _respond(self, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
         connection = HTTPConnection(HOST, self._port)
@@ -228,3 +235,14 @@ def as_vllm_spells(flag: str) -> str:
     """Return a flag with dashes in its name, or a value as it is."""
     name, *value = flag.split("=", 1)
     return "=".join([name.replace("_", "-") if flag.startswith("--") else name, *value])
+
+
+def other_plugins() -> list[str]:
+    """Return the names of all plugins that vLLM would load here, except ours."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None:
+        names = {*allowed.split(",")}
+    else:
+        entries = (one for package in distributions() for one in package.entry_points)
+        names = {one.name for one in entries if one.group.startswith("vllm.")}
+    return sorted(names - {"dflash"})

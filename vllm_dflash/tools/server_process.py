@@ -35,6 +35,8 @@ class Facts(TypedDict):
     dtype: str
     max_model_len: int
     max_num_seqs: int
+    max_new_tokens: int | None
+    """Most tokens of an answer, whatever a request asks for; None without such a limit."""
     cache_tokens: int
     """Tokens that the KV cache holds, if all layers are of one kind."""
     stop_tokens: list[int]
@@ -72,14 +74,20 @@ def facts_about(engine: Any) -> Facts:
     params.update_from_generation_config(
         processor.generation_config_fields, processor.renderer.get_eos_token_id()
     )
+    model = config.model_config
+    # As vLLM's endpoints limit answers.
+    most_new = model.override_generation_config.get("max_new_tokens")
+    if model.generation_config not in ("auto", "vllm"):
+        most_new = model.get_diff_sampling_param().get("max_tokens")
     drafter = None
     if config.speculative_config is not None:
         ours = config.parallel_config.worker_cls.startswith("vllm_dflash.")
         drafter = f"vllm-dflash {__version__}" if ours else f"vLLM {vllm.__version__}"
     return Facts(
-        dtype=str(config.model_config.dtype).removeprefix("torch."),
-        max_model_len=config.model_config.max_model_len,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_new_tokens=most_new,
         cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         stop_tokens=sorted(params.all_stop_token_ids),
         has_chat_template=bool(getattr(processor.tokenizer, "chat_template", None)),

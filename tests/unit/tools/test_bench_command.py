@@ -39,6 +39,8 @@ def bench(tmp_path: Path, *arguments: str) -> int:
         ([*NOT_WIDENED, "--dataset-path", "a.jsonl"], "--dataset-path would have no effect"),
         ([*NOT_WIDENED, "--skip-chat-template"], "--skip-chat-template would have no effect"),
         ([*NOT_WIDENED, "--port", "1"], "sets --port itself"),
+        ([*NOT_WIDENED, "--", "--max-num-seqs=4"], "--max-num-seqs after --: write it before"),
+        ([*NOT_WIDENED, "--", "--enable-prefix-caching"], "the benchmark measures without"),
         ([*SET, "spec_bench"], "vLLM cannot read spec_bench from None"),
         ([*SET, "hf", "--chat-template-kwargs", "{}"], "no effect with --dataset-name hf"),
         ([*SET, "custom", "--prompts", "a", "--quick"], "--prompts, --quick would have no effect"),
@@ -114,9 +116,12 @@ def test_an_interrupted_bench_says_what_it_has(
     assert "Written" not in printed
 
 
-def test_sides_and_defaults(tmp_path: Path, comparisons: list[Comparison]) -> None:
+def test_sides_and_defaults(
+    tmp_path: Path, comparisons: list[Comparison], capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ["--native-k", "9", "7", "3", "--", "--tensor-parallel-size", "2"]
     assert bench(tmp_path, *NOT_WIDENED, *asked) == 0
+    assert "native K above 7 is left out" in capsys.readouterr().err
     (comparison,) = comparisons
     names = [side.name for side in comparison.record.sides]
     assert names == ["plain", "native K=3", "native K=7", "ours"]

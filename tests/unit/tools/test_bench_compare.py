@@ -124,13 +124,20 @@ def test_each_of_ours_starts_alone_and_only_ours_have_the_plugin(
     monkeypatch: pytest.MonkeyPatch,
     flags: list[str],
 ) -> None:
+    """Plugins of other packages stay."""
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setenv("VLLM_PLUGINS", "dflash,theirs")
     comparison(tmp_path, 2, flags, ["blocks"]).run()
     blocks = "ours,-blocks-only"
     up = ["ours", "ours", blocks, blocks, "plain", "native-K=3", "plain", "native-K=3"]
     assert [name for _, name in servers.events[:8]] == up
     plugins = {name: more["environment"]["VLLM_PLUGINS"] for name, more in servers.started.items()}
-    assert plugins == {"ours": "dflash", blocks: "dflash", "plain": "", "native-K=3": ""}
+    assert plugins == {
+        "ours": "theirs,dflash",
+        blocks: "theirs,dflash",
+        "plain": "theirs",
+        "native-K=3": "theirs",
+    }
     space = {more["environment"]["VLLM_CPU_KVCACHE_SPACE"] for more in servers.started.values()}
     assert space == {None if flags else "1"}  # on CPUs it would override the flag
 

@@ -32,12 +32,28 @@ def test_a_pipe_gets_notes_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.splitlines()[-2:] == ["[bold]note", "x" * 200]
 
 
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_without_a_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich would show a bar there only when it is done."""
+    monkeypatch.setenv("TERM", "dumb")
+    file = Terminal()
+    with Progress(file).stage("writing"):
+        assert file.getvalue() == "writing\n"
+
+
+def test_columns_stay_together_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    file, line = Terminal(), "a column   " * 5 + "the last"
+    Progress(file).say(line)
+    assert file.getvalue() == f"{line}\n"
+
+
 @pytest.mark.parametrize("total", [None, 4])
 def test_progress_on_a_terminal(total: int | None) -> None:
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
     file = Terminal()
     one = Progress(file)
     with one.stage("writing", total, "texts") as tell:

@@ -190,6 +190,12 @@ def test_every_side_writes_the_same_texts_and_ours_starts_first() -> None:
     assert [prompt for prompt, _ in told] == ["a", "b"]
 
 
+def test_few_prompts_repeat_until_eight_run_at_a_time() -> None:
+    one, started, _ = demonstrated(["a"], [])
+    assert len(started["plain"].asked) == 1 + 4 + 8 + 24
+    assert len(one.levels[8]["ours"].texts) == 24
+
+
 @pytest.mark.parametrize(
     ("script", "shown"),
     [

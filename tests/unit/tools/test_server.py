@@ -115,8 +115,12 @@ def test_requests(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         assert finished == [1, 2, 3, 4]
         with pytest.raises(ValueError, match=r"^the prompt is too long$"):
             complete(one, [Request([1] * TOO_LONG, 1)], 1)
-        with pytest.raises(ValueError, match=r"^the stream broke$"):
+        monkeypatch.setattr(server, "SECONDS_TO_STOP", 0.1)
+        with pytest.raises(
+            EngineDied, match=r"^an engine failed: the stream broke\nits log: "
+        ) as end:
             [*steps(one, Request([BREAKS], 5))]
+        assert str(one.log) in str(end.value)
 
 
 def test_nobody_else_gets_the_port(start: Start) -> None:
@@ -280,7 +284,7 @@ def test_an_interrupt_does_not_wait_for_requests(
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, EngineDied])
-def test_logs_are_kept_where_an_engine_died(
+def test_logs_are_kept_where_they_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -292,5 +296,5 @@ def test_logs_are_kept_where_an_engine_died(
     except (ValueError, KeyboardInterrupt, EngineDied):
         pass
     assert [one.name.startswith("prefix-") for one in tmp_path.iterdir()] == (
-        [True] if error is EngineDied else []
+        [True] if error in (EngineDied, KeyboardInterrupt) else []
     )

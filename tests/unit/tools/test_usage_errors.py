@@ -86,6 +86,7 @@ def test_what_ends_a_command_is_said(
         (b'{"prompt": "a\\nb"}\n\n  indented\nplain "text"\n[1]\n', ["a\nb", "  indented"]),
         (b"\xef\xbb\xbfone\r\n\xef\xbb\xbftwo\r\n", ["one", "\ufefftwo"]),
         (b'\xef\xbb\xbf{"prompt": "one"}\r\n2\r\n', ["one", "2"]),
+        (b'  {"prompt": "one"}\n[{"a": 1}]\n', ["one", '[{"a": 1}]']),
     ],
 )
 def test_prompts_of_both_kinds(tmp_path: Path, written: bytes, prompts: list[str]) -> None:
@@ -99,6 +100,7 @@ def test_prompts_of_both_kinds(tmp_path: Path, written: bytes, prompts: list[str
     ("written", "message"),
     [
         (b" \n", "prompts file '{}' holds no prompts"),
+        (b'[\n{"prompt": "one"},\n{"prompt": "two"}\n]\n', "prompts file '{}' is one JSON array"),
         (b'first\n{"text": "x"}', "{}, line 2: expected "),
         (b'first\n{"prompt"', "{}, line 2: expected "),
         (b'first\n{"prompt": 1}', "{}, line 2: expected "),

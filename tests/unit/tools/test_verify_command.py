@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from support.engines import FIXED, TARGET
 from vllm_dflash.tools import cli
 from vllm_dflash.tools.console import COULD_NOT_RUN
 from vllm_dflash.tools.prompts import BUILT_IN, default_prompts, read_prompts
+from vllm_dflash.tools.server import other_plugins
 from vllm_dflash.tools.verify import verify_command as command
 from vllm_dflash.tools.verify.verification import Level, Verification
-from vllm_dflash.tools.verify.verify_command import other_plugins, required
+from vllm_dflash.tools.verify.verify_command import required
 
 PAIR = ["--target", str(TARGET), "--speculative-config", json.dumps(FIXED)]
 LOSSLESS = (Level.of(1, 9, 3.0, ((),)),)
@@ -73,6 +76,26 @@ def test_json_and_file(
     again, said = capsys.readouterr()
     assert json.loads(again)["verdict"] == "lossless"
     assert str(tmp_path) in said
+
+
+def test_what_cannot_be_printed_is_written(
+    asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe may be closed; an encoding lacks letters."""
+    file = tmp_path / "result.json"
+
+    def closed(*_: Any) -> None:
+        raise BrokenPipeError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(command, "print_report", closed)
+        assert cli.main(["verify", *PAIR, "--out", str(file)]) == COULD_NOT_RUN
+    assert json.loads(file.read_text())["verdict"] == "lossless"
+    monkeypatch.setattr(command, "make_notes", lambda _: ["你"])
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert cli.main(["verify", *PAIR]) == 0
+    assert printed.getvalue().endswith(b"\n\\u4f60\n")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ class Counting(InstantServer):
         level = min((len(self.asked) - 1) // TEXTS, len(self.wrong) - 1)
         wrong = self.wrong[level] if self.wrong else {}
         text = [*prompt]
-        room = min(limit, self.facts["max_model_len"] - len(prompt))
+        most = self.facts["max_new_tokens"] or limit
+        room = min(limit, most, self.facts["max_model_len"] - len(prompt))
         assert room > 0
         while len(text) - len(prompt) < room and text[-1] != STOP:
             text.append(wrong.get(text[-1] + 1, text[-1] + 1))
@@ -125,6 +126,29 @@ def test_what_is_a_tie_depends_on_the_dtype(dtype: str, tie: float | None, verdi
     assert verified(Counting({4: 5}, dtype=dtype), tie=tie).verdict == verdict
 
 
+def test_prompts_repeat_until_as_many_run_as_a_level_says() -> None:
+    dflash = Counting({}, {4: 6}, max_num_seqs=8)
+    result = verified(dflash, concurrency=(1, 8))
+    assert len(dflash.asked) == 3 + 8
+    assert [level.texts for level in result.levels] == [3, 8]
+    assert [one.prompt for one in result.levels[1].divergences if one.position < 3] == [
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+    ]
+
+
+def test_an_engine_that_limits_answers_is_asked_for_no_more() -> None:
+    """Otherwise plain decoding writes on where a text is compared piece by piece."""
+    limited = {"max_new_tokens": 4}
+    result = verified(Counting({4: 5}, **limited), Counting(**limited))
+    assert result.verdict == "lossless"
+    assert result.levels[0].ties == 2
+
+
 def test_a_text_that_ends_without_reason() -> None:
     class Short(Counting):
         def write(self, prompt: list[int], limit: int) -> list[int]:
@@ -147,7 +171,7 @@ def test_nothing_drafted_is_no_success() -> None:
 @pytest.mark.parametrize(
     ("dflash", "plain", "message"),
     [
-        ({"max_num_seqs": 2}, {}, "raise its --max-num-seqs"),
+        ({"max_num_seqs": 2}, {}, "raise --max-num-seqs"),
         ({"max_model_len": 1}, {}, "raise the engine's --max-model-len"),
         ({"dtype": "float32"}, {}, "dtype is float32 in DFlash's engine and bfloat16"),
         ({"max_model_len": 64}, {}, r"max_model_len is 64 .* 100 .*set --max-model-len"),

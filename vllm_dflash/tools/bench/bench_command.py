@@ -53,6 +53,8 @@ OF_SETS = {
 """Flags of `vllm bench serve` that only these sets use."""
 SET_HERE = {"--backend", "--base-url", "--host", "--port", "--model", "--max-concurrency"}
 SET_HERE |= {"--tokenizer", "--served-model-name", "--result-dir", "--result-filename"}
+OF_ITS_OWN = {"--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"}
+"""Flags of servers that are written before `--`."""
 
 
 def beside(written: str) -> str:
@@ -154,6 +156,12 @@ def settle(parsed: argparse.Namespace) -> None:
     client = flag_names(parsed.client_flags)
     if wrong := client & SET_HERE:
         raise ValueError(f"the benchmark sets {', '.join(sorted(wrong))} itself: leave it out.")
+    if wrong := OF_ITS_OWN & (servers := flag_names(parsed.flags)):
+        raise ValueError(f"{', '.join(sorted(wrong))} after --: write it before --.")
+    if "--enable-prefix-caching" in servers and parsed.break_even is None:
+        raise ValueError(
+            "--enable-prefix-caching: prompts repeat, so the benchmark measures without."
+        )
     flags = client | {f"--{name.replace('_', '-')}" for name in given}
     defaults, name = QUICK if parsed.quick else FULL, parsed.dataset_name
     if parsed.break_even is not None:
@@ -193,8 +201,6 @@ def run_and_report(comparison: Comparison) -> int:
     """Run a comparison, print its tables and draw its plot, also if it is interrupted. Returns the
     exit code."""
     record, out, files = comparison.record, comparison.out, ["result.json"]
-    if (out / "result.png").is_file():  # an earlier run's
-        (out / "result.png").unlink()
     try:
         comparison.run()
     finally:
@@ -208,6 +214,7 @@ def run_and_report(comparison: Comparison) -> int:
 def _plot(results: Results, out: Path) -> list[str]:
     """Draw ours beside plain decoding, if both were measured. Returns names of files."""
     if not {OURS, PLAIN} <= {side.name for side in results.sides}:
+        (out / "result.png").unlink(missing_ok=True)  # an earlier run's
         return []
     from vllm_dflash.tools.bench.plot import plot_panels
 

@@ -43,7 +43,8 @@ def widened_demo(
     """
     sizes = target, drafter, positions
     digest = hashlib.sha256(repr(sizes).encode())
-    for file in sorted([Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")]):
+    files = Path(widen.__file__), *demo.glob("target/*"), *demo.glob("drafter/*")
+    for file in sorted(filter(Path.is_file, files)):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     wide = out / "widened"
     stamp = wide / "made_from"

@@ -58,7 +58,7 @@ def read_early(cell: Cell) -> None:
     )
     try:
         get_samples(parsed, tokenizer)
-    except (ValueError, KeyError, NotImplementedError, ImportError, AssertionError) as error:
+    except Exception as error:  # vLLM's readers raise all kinds
         path = parsed.dataset_path
         raise ValueError(f"vLLM cannot read {parsed.dataset_name} from {path}: {error}") from error
 
@@ -214,7 +214,7 @@ class Comparison:
             for cell in self.cells:
                 for side in sides:
                     tell(len(found), f"{cell}: {side.name}")
-                    words = re.findall(r"\w+", f"{name} {cell} {side.name}")
+                    words = re.findall(r"[\w.]+", f"{name} {cell} {side.name}")
                     file = self.out / "raw" / f"{'-'.join(words)}.json"
                     seed = number + self.warmup_rounds  # the same for all sides
                     result = measure(servers[side.name], cell, seed, file)

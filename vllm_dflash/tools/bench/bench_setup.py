@@ -61,7 +61,10 @@ def compare_sides(parsed: argparse.Namespace, progress: Progress) -> Comparison:
         for one in plan(parsed, name, [*flags, *of_model, *parsed.client_flags])
     ]
     read_early(cells[0])
-    native_k = [k for k in sorted({*parsed.native_k}) if k <= drafter.max_draft_tokens]
+    most, asked = drafter.max_draft_tokens, sorted({*parsed.native_k})
+    native_k = [k for k in asked if k <= most]
+    if native_k != asked:
+        progress.say(f"native K above {most} is left out: the drafter proposes up to {most} tokens")
     if drafter.num_candidates is not None and current_platform.is_cpu():
         progress.say("vLLM's own DFlash is left out: it does not support this drafter on CPUs")
         native_k = []

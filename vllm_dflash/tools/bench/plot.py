@@ -49,7 +49,9 @@ def plot_panels(panels: Sequence[tuple[Results, str]], path: Path) -> None:
                 capsize=2,
                 **styles[side.name],
             )
-        panel.set(title=load, xlabel=CONCURRENCY, ylabel="tokens/s relative to plain")
+        panel.set(
+            title=load.replace("$", r"\$"), xlabel=CONCURRENCY, ylabel="tokens/s relative to plain"
+        )
         panel.grid(alpha=0.3)
         panel.legend()
     figure.savefig(path, dpi=120)

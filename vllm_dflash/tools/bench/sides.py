@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from vllm_dflash.tools.server import Server, flag_names
+from vllm_dflash.tools.server import Server, flag_names, other_plugins
 
 OURS = "ours"
 PLAIN = "plain"
@@ -22,7 +22,7 @@ LOOK_UPS: dict[str, dict[str, Any]] = {
 """Settings of vLLM's look-up methods; suffix uses vLLM's defaults."""
 BLOCKS = "blocks"
 PLUGIN, NO_PLUGIN = "dflash", ""
-"""Values of VLLM_PLUGINS."""
+"""What a server loads besides other packages' plugins."""
 CACHE_SIZE = "--kv-cache-memory-bytes"
 
 
@@ -52,7 +52,8 @@ class Side:
 
         `environment`: further variables. `more`: further arguments of `Server`.
         """
-        variables: dict[str, str | None] = {"VLLM_PLUGINS": self.plugins}
+        plugins = [*other_plugins(), *filter(None, [self.plugins])]
+        variables: dict[str, str | None] = {"VLLM_PLUGINS": ",".join(plugins)}
         if CACHE_SIZE in flag_names(flags):  # on CPUs the variable would override the flag
             variables["VLLM_CPU_KVCACHE_SPACE"] = None
         elif "VLLM_CPU_KVCACHE_SPACE" not in os.environ:

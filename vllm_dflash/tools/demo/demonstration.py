@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -119,7 +120,12 @@ def demonstrate(
                 for prompt, one in zip(prompts[:SHOWN], encoded, strict=False):
                     shown = write_by_step(server, one, tokens)
                     show(prompt + ANSWER * (template is not None), shown)
-            passes = [(count, encoded[:texts]) for count in TEXTS for texts in TEXTS[count]]
+            # Prompts repeat, so that as many texts as a pass says are written at a time.
+            passes = [
+                (count, [*islice(cycle(encoded), texts)])
+                for count in TEXTS
+                for texts in TEXTS[count]
+            ]
             total, done = sum(len(texts) for _, texts in passes), 0
             with progress.stage(f"{name}: writing", total, "texts") as tell:
                 for count, texts in passes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice, pairwise
+from itertools import cycle, islice, pairwise
 
 from vllm_dflash.tools.completions import complete, counts, decode, encode, make_requests
 from vllm_dflash.tools.progress import Progress
@@ -57,9 +57,11 @@ def verify(
     settings, progress = settings or GateSettings(), progress or Progress()
     most = max(settings.concurrency)
 
-    def write(server: Server, concurrency: int, name: str) -> list[Tokens]:
-        with progress.stage(name, len(requests), "texts") as on_finished:
-            finished = complete(server, requests, concurrency, on_finished)
+    def write(server: Server, concurrency: int, name: str, least: int = 0) -> list[Tokens]:
+        # Prompts repeat until as many requests are in flight as the level says.
+        repeated = [*islice(cycle(requests), max(len(requests), least))]
+        with progress.stage(name, len(repeated), "texts") as on_finished:
+            finished = complete(server, repeated, concurrency, on_finished)
         return [tuple(one.tokens) for one in finished]
 
     with start_dflash() as dflash:
@@ -68,7 +70,8 @@ def verify(
         requests = make_requests(encode(dflash, prompts), settings.tokens, most, facts)
         written, drafted = [], [counts(dflash)]
         for concurrency in settings.concurrency:
-            written.append(write(dflash, concurrency, f"DFlash, concurrency {concurrency}"))
+            name = f"DFlash, concurrency {concurrency}"
+            written.append(write(dflash, concurrency, name, least=concurrency))
             drafted.append(counts(dflash))
     with start_plain() as plain:
         with progress.stage("starting plain decoding's engine"):
@@ -77,7 +80,7 @@ def verify(
         texts = [
             Text(tuple(request.tokens), theirs, ours, request.max_tokens)
             for level in written
-            for request, theirs, ours in zip(requests, reference, level, strict=True)
+            for request, theirs, ours in zip(cycle(requests), cycle(reference), level, strict=False)
         ]
         ask = partial(complete, plain, concurrency=most)
         with progress.stage("comparing", len(texts), "texts") as on_settled:
@@ -86,10 +89,11 @@ def verify(
         tie = settings.tie
         if tie is None:
             tie = 0.0 if facts["dtype"] == EXACT else TIE
+        numbers = [number % len(prompts) for level in written for number in range(len(level))]
         found = [
             [
                 Finding(
-                    prompt=number % len(prompts),
+                    prompt=number,
                     position=one.position,
                     dflash=word(one.dflash),
                     plain=word(one.plain),
@@ -98,12 +102,14 @@ def verify(
                 )
                 for one in divergences
             ]
-            for number, divergences in enumerate(compared)
+            for number, divergences in zip(numbers, compared, strict=True)
         ]
     rest = iter(found)
     levels = [
-        Level.of(concurrency, *drafting_between(*between), [*islice(rest, len(prompts))])
-        for concurrency, between in zip(settings.concurrency, pairwise(drafted), strict=True)
+        Level.of(concurrency, *drafting_between(*between), [*islice(rest, len(texts))])
+        for concurrency, between, texts in zip(
+            settings.concurrency, pairwise(drafted), written, strict=True
+        )
     ]
     about = {"prompts": len(prompts), "tokens": settings.tokens, "dtype": facts["dtype"]}
     about |= {"drafter": facts["drafter"], "versions": facts["versions"]}

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from vllm_dflash.tools.console import print_report
 from vllm_dflash.tools.default_dtype import with_dtype
 from vllm_dflash.tools.progress import Progress, progress_on
 from vllm_dflash.tools.prompts import default_prompts, read_prompts
-from vllm_dflash.tools.server import Server, temporary_logs
+from vllm_dflash.tools.server import Server, other_plugins, temporary_logs
 from vllm_dflash.tools.tables import Table
 from vllm_dflash.tools.verify.gate import GateSettings, verify
 from vllm_dflash.tools.verify.verification import Verification
@@ -97,14 +96,15 @@ def run_verify(parsed: argparse.Namespace) -> int:
     )
     result.about["command"] = shlex.join(["vllm-dflash", *sys.argv[1:]])
     written = json.dumps(result.to_dict(), indent=1)
-    if parsed.json:
-        print(written)
-    else:
-        print_report([make_table(result)], make_notes(result))
-    # Last, so that a file that cannot be written does not lose the result.
-    if parsed.out:
-        parsed.out.parent.mkdir(parents=True, exist_ok=True)
-        parsed.out.write_text(written + "\n")
+    try:  # neither a closed pipe nor a file that cannot be written loses the result
+        if parsed.json:
+            print(written, flush=True)
+        else:
+            print_report([make_table(result)], make_notes(result))
+    finally:
+        if parsed.out:
+            parsed.out.parent.mkdir(parents=True, exist_ok=True)
+            parsed.out.write_text(written + "\n")
     return result.exit_code
 
 
@@ -123,7 +123,9 @@ def verify_pair(
     if not speculative_config:
         raise ValueError('the speculative config is empty: expected {"method": "dflash", ...}')
     ours = required(speculative_config)
+    progress = progress or Progress()
     with temporary_logs("vllm-dflash-verify-") as folder:
+        progress.say(f"the engines' logs, until it is done: {folder}")
         result = verify(
             prompts,
             partial(Server, folder / "dflash.log", target, flags, speculative_config=ours),
@@ -149,17 +151,6 @@ def required(speculative_config: dict[str, Any]) -> dict[str, Any]:
     if is_loaded and asks_for_dflash(speculative_config):
         return {"require": True, **speculative_config}
     return speculative_config
-
-
-def other_plugins() -> list[str]:
-    """Return the names of all plugins that vLLM would load here, except ours."""
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None:
-        names = {*allowed.split(",")}
-    else:
-        entries = (one for package in distributions() for one in package.entry_points)
-        names = {one.name for one in entries if one.group.startswith("vllm.")}
-    return sorted(names - {"dflash"})
 
 
 def make_table(result: Verification) -> Table:
