@@ -18,9 +18,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from support.fake_time import FakeTime
 from support.pairs import Pair
-from vllm_dflash.engine.reporting import statistics as statistics_module
 from vllm_dflash.engine.reporting.figures import (
     FIGURES_SENT,
     INTERVAL,
@@ -33,21 +31,6 @@ from vllm_dflash.engine.reporting.statistics import METRICS, DraftStatistics, Fi
 from vllm_dflash.engine.v1.v1_scheduler import V1Scheduler
 from vllm_dflash.engine.v1.v1_worker import V1CPUWorker
 from vllm_dflash.engine.worker import DraftingWorker
-
-
-def test_what_is_new_is_sent_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics_module, "time", time := FakeTime())
-    statistics = DraftStatistics(3)
-    to_send = Increases(statistics, INTERVAL, METRICS)
-    statistics.skipped_steps, statistics.step_seconds, statistics.probes = 3, 0.25, 5
-    time.now = 100.9
-    assert to_send.tick() is None
-    time.now = 101.0
-    assert to_send.tick() == {"skipped_steps": 3_000_000, "step_seconds": 250_000}
-    statistics.skipped_steps = 5
-    assert to_send.tick() is None
-    assert to_send.take() == {"skipped_steps": 2_000_000}
-    assert to_send.take() == {}
 
 
 def test_a_worker_sends_the_rest_with_the_output_without_tokens(
