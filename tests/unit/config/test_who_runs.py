@@ -26,7 +26,7 @@ from support.who_runs import (
     Settings,
     ends,
     engine,
-    outcome_alone,
+    outcome,
     who_runs,
 )
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -169,10 +169,10 @@ def cells_of(kind: Any, *left_out: str) -> list[Settings]:
 
 def not_ours(pair: Pair, cells: list[tuple[Settings, Settings]], least: int) -> dict[str, str]:
     """Return who runs those cells that vLLM starts by itself, where it is not us."""
-    alone = [(cell, outcome_alone(pair, *cell)) for cell in cells]
-    started = [(cell, outcome) for cell, outcome in alone if "error" not in outcome]
+    alone = [(cell, outcome(pair, *cell, alone=True)) for cell in cells]
+    started = [(cell, result) for cell, result in alone if "error" not in result]
     assert len(started) > least
-    found = {str(cell): who_runs(pair, *cell, outcome)[0] for cell, outcome in started}
+    found = {str(cell): who_runs(pair, *cell, result)[0] for cell, result in started}
     return {cell: end for cell, end in found.items() if end != OURS}
 
 
