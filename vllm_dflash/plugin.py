@@ -157,7 +157,7 @@ def _wrap_front_end() -> None:
         from vllm_dflash.config.left_to_vllm import leave_to_vllm
         from vllm_dflash.model.registration import restore_draft_model
 
-        with _refusals_logged(ValueError, RuntimeError):
+        with _refusals_logged():
             config, reasons = _config_and_reasons(
                 requested,
                 target_model_config,
@@ -176,7 +176,7 @@ def _wrap_front_end() -> None:
             leave_to_vllm(asked, config, reasons)
             restore_draft_model()
             return read(asked)
-        with _refusals_logged(ValueError, RuntimeError):
+        with _refusals_logged():
             settings = SpeculativeSettings.from_config(requested)
             options = _select(self, settings, config, target_model_config, *args, **kwargs)
         write_speculative_config(asked, options)
@@ -214,11 +214,11 @@ def _config_and_reasons(
 
 
 @contextmanager
-def _refusals_logged(*kinds: type[Exception]) -> Iterator[None]:
+def _refusals_logged() -> Iterator[None]:
     """Log at ERROR why an engine does not start: vLLM's traceback would bury the message."""
     try:
         yield
-    except kinds as error:
+    except (ValueError, RuntimeError) as error:
         from vllm.logger import init_logger
 
         init_logger("vllm.dflash").error("%s", error)

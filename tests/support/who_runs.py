@@ -8,15 +8,14 @@ python -m support.who_runs CELLS
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 OURS, VLLMS = "ours", "vLLM's"
 Settings = dict[str, Any]
@@ -56,25 +55,23 @@ def engine(pair: Any, speculative: Settings, settings: Settings) -> Any:
     )
 
 
-@contextmanager
-def surroundings(settings: Settings) -> Iterator[None]:
-    """Set the environment's variables among them. Afterwards restore these and vLLM's registry of
-    models: ours is in it only while our hook is."""
+def outcome(
+    pair: Any, speculative: Settings, settings: Settings, *, alone: bool = False
+) -> dict[str, Any]:
+    """Return the result of an engine's start, as far as a plugin could change it; `alone`: without
+    our hook, as with `VLLM_PLUGINS=""`."""
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.plugins import load_general_plugins
 
-    before = dict(os.environ), dict(ModelRegistry.models)
-    os.environ.update({name: value for name, value in settings.items() if name.isupper()})
-    try:
-        yield
-    finally:
-        for now, then in ((os.environ, before[0]), (ModelRegistry.models, before[1])):
-            now.clear()
-            now.update(then)
-
-
-def outcome(pair: Any, speculative: Settings, settings: Settings) -> dict[str, Any]:
-    """Return the result of an engine's start, as far as a plugin could change it."""
-    with surroundings(settings):
+    load_general_plugins()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))  # a hook adds ours
+        for name in filter(str.isupper, settings):
+            patch.setenv(name, settings[name])
+        if alone:
+            hook = EngineArgs.create_speculative_config
+            patch.setattr(EngineArgs, "create_speculative_config", hook.__wrapped__)
         try:
             config = engine(pair, speculative, settings).create_engine_config()
         except Exception as error:
@@ -94,20 +91,6 @@ def outcome(pair: Any, speculative: Settings, settings: Settings) -> dict[str, A
         "draft": str(draft.hf_config.to_dict()),
         "architectures": draft.architectures,
     }
-
-
-def outcome_alone(pair: Any, speculative: Settings, settings: Settings) -> dict[str, Any]:
-    """Return the outcome without our hook, as with `VLLM_PLUGINS=""`."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
-    hook = EngineArgs.create_speculative_config
-    EngineArgs.create_speculative_config = hook.__wrapped__
-    try:
-        return outcome(pair, speculative, settings)
-    finally:
-        EngineArgs.create_speculative_config = hook
 
 
 def who_runs(
@@ -152,7 +135,7 @@ def ends(pair: Any, cell: EngineCell) -> tuple[Any, Any, str]:
     which vLLM asks for, is not; and what is said of it, as far as it is expected."""
     with tempfile.TemporaryDirectory() as folder:
         pair = changed(pair, cell, Path(folder))
-        alone = outcome_alone(pair, cell.speculative, cell.settings)
+        alone = outcome(pair, cell.speculative, cell.settings, alone=True)
         if "error" in alone:
             return "nobody", alone, ""
         own = {"num_speculative_tokens": None, **OWN_KEYS, **cell.speculative}

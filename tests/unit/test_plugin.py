@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +14,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import gpu_model_runner
 
-from support.configs_by_hand import QWEN
 from support.log_lines import log_lines
 from support.pairs import Pair, drafter_config, save_drafter
+from support.who_runs import OURS, EngineCell, changed
 from vllm_dflash import plugin
-from vllm_dflash.checkpoint.read import parse_config
 from vllm_dflash.checkpoint.spec import ARCHITECTURE
 from vllm_dflash.config.engine_options import (
     ADDITIONAL_CONFIG_KEY,
@@ -27,12 +25,9 @@ from vllm_dflash.config.engine_options import (
     MOST_FREE_DRAFTS,
     EngineOptions,
 )
-from vllm_dflash.config.speculative_settings import SpeculativeSettings
 from vllm_dflash.model import registration
 from vllm_dflash.model.draft_model import DFlashDraftModel
 from vllm_dflash.vllms_own import OWN_KEYS
-
-OPTIONS = EngineOptions(7, 7, "fixed", parse_config("it", QWEN), drafter_ranks=1)
 
 
 def test_selection_fills_in_what_the_checkpoint_says(pair: Pair) -> None:
@@ -65,44 +60,29 @@ def test_what_a_user_sets_for_others_stays(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_v2", "is_hybrid", "written", "disabled"),
+    ("is_v2", "family", "written", "disabled"),
     [
-        (False, False, None, True),
-        (False, False, False, False),
-        (False, True, None, None),  # its states have a group of their own
-        (True, False, None, None),
+        (False, "", None, True),
+        (False, "", False, False),
+        (False, "Qwen3Next", None, False),  # its states have a group of their own
+        (True, "", None, False),
     ],
 )
 def test_v1_keeps_all_layers_in_one_group_of_the_cache(
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     is_v2: bool,
-    is_hybrid: bool,
+    family: str,
     written: bool | None,
-    disabled: bool | None,
+    disabled: bool,
 ) -> None:
     """Unless the user wants several. V2 accepts drafters in several."""
     monkeypatch.setattr("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", is_v2)
-    asked = {"method": "dflash", "model": str(pair.drafter)}
-    args = EngineArgs(
-        model=str(pair.target),
-        skip_tokenizer_init=True,
-        speculative_config=asked,
-        disable_hybrid_kv_cache_manager=written,
-    )
-    parallel: Any = SimpleNamespace(
-        worker_cls="auto",
-        pipeline_parallel_size=1,
-        data_parallel_size=1,
-        distributed_executor_backend="uni",
-        tensor_parallel_size=1,
-    )
-    resolved = replace(OPTIONS, runner="v2" if is_v2 else "v1")
-    monkeypatch.setattr("vllm_dflash.config.pair.resolve", lambda *_, **__: resolved)
-    target = args.create_model_config()
-    monkeypatch.setattr(type(target), "is_hybrid", is_hybrid)
-    plugin._select(args, SpeculativeSettings.from_config(asked), {}, target, parallel)
-    assert args.disable_hybrid_kv_cache_manager is disabled
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", is_v2)
+    pair = changed(pair, EngineCell(OURS, family=family), tmp_path)
+    config = pair.start(disable_hybrid_kv_cache_manager=written)
+    assert config.scheduler_config.disable_hybrid_kv_cache_manager is disabled
 
 
 def test_plain_serving_and_other_methods_are_untouched(
@@ -117,24 +97,6 @@ def test_plain_serving_and_other_methods_are_untouched(
         assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
         assert ADDITIONAL_CONFIG_KEY not in config.additional_config
     assert gpu_model_runner.DFlashProposer is native
-
-
-class Hashable:
-    """What vLLM allows as `additional_config`, beside a dict."""
-
-    def compute_hash(self) -> str:
-        return "mine"
-
-
-def test_an_additional_config_that_is_no_dict(pair: Pair) -> None:
-    """Plain engines keep it, and with DFlash vLLM's own runs: ours has no place for its options."""
-    mine = Hashable()
-    assert pair.start(speculative_config=None, additional_config=mine).additional_config is mine
-    with log_lines() as lines:
-        config = pair.start(additional_config=mine)
-    assert config.additional_config is mine
-    assert config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
-    assert any("additional_config is no dict" in line for line in lines)
 
 
 def test_a_second_config_of_the_same_arguments(pair: Pair) -> None:

@@ -78,7 +78,7 @@ DEFAULT_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
         ({}, {"block_size": 8, "is_causal": True}, {"block_size": 8, "causal": (True,) * 5}),
         ({}, {"dflash_config": {"mask_token_id": 7}}, {"mask_token_id": 7}),
         ({}, {"rope_theta": 9.0}, DEFAULT_ROPE),
-        # The second changes nothing without the first; the first is refused without the second.
+        # The first is refused without the second.
         (
             {},
             {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64},
@@ -89,7 +89,7 @@ DEFAULT_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
         ({"dflash_config": 3}, {"dflash_config": QWEN["dflash_config"]}, {}),
     ],
 )
-def test_each_override_changes_something(config: Fields, overrides: Fields, means: Fields) -> None:
+def test_what_overrides_mean(config: Fields, overrides: Fields, means: Fields) -> None:
     before = json.dumps([QWEN, overrides])
     spec = parse_overridden("it", {**QWEN, **config}, overrides)
     assert spec.model_dump() == {**QWEN_SPEC, **means}

@@ -26,7 +26,7 @@ from support.who_runs import (
     Settings,
     ends,
     engine,
-    outcome_alone,
+    outcome,
     who_runs,
 )
 from vllm_dflash.vllms_own import OWN_KEYS
@@ -38,6 +38,15 @@ TWO_STAGES: Settings = {"pipeline_parallel_size": 2, "distributed_executor_backe
 LORA: Settings = {"enable_lora": True, "max_num_batched_tokens": 64, "max_num_seqs": 8}
 NO_TAPS: Settings = {"use_aux_hidden_state": False}
 MUSE, LAGUNA = "DFlashMuseGlimmerAssistantModel", "DFlashLagunaForCausalLM"
+
+
+class Hashable:
+    """What vLLM allows as `additional_config`, beside a dict."""
+
+    def compute_hash(self) -> str:
+        return "mine"
+
+
 DRAFTERS = [
     EngineCell(OURS, speculative={"num_speculative_tokens": 7}, drafter={"block_size": None}),
     EngineCell(OURS, drafter={"vocab_size": 310}),  # the target has 320, which may be padding
@@ -74,6 +83,7 @@ CELLS = [
     EngineCell(OURS, settings={"enable_lora": True, "data_parallel_size": 2}),
     EngineCell(VLLMS, PIPELINE, settings=TWO_STAGES),
     EngineCell(VLLMS, "worker_cls is", settings={"worker_cls": VLLMS_WORKER}),
+    EngineCell(VLLMS, "additional_config is no dict", settings={"additional_config": Hashable()}),
     *DRAFTERS,
     # By name alone.
     *(replace(each, speculative={**each.speculative, "method": None}) for each in DRAFTERS),
@@ -169,10 +179,10 @@ def cells_of(kind: Any, *left_out: str) -> list[Settings]:
 
 def not_ours(pair: Pair, cells: list[tuple[Settings, Settings]], least: int) -> dict[str, str]:
     """Return who runs those cells that vLLM starts by itself, where it is not us."""
-    alone = [(cell, outcome_alone(pair, *cell)) for cell in cells]
-    started = [(cell, outcome) for cell, outcome in alone if "error" not in outcome]
+    alone = [(cell, outcome(pair, *cell, alone=True)) for cell in cells]
+    started = [(cell, result) for cell, result in alone if "error" not in result]
     assert len(started) > least
-    found = {str(cell): who_runs(pair, *cell, outcome)[0] for cell, outcome in started}
+    found = {str(cell): who_runs(pair, *cell, result)[0] for cell, result in started}
     return {cell: end for cell, end in found.items() if end != OURS}
 
 
