@@ -94,7 +94,10 @@ def plain() -> tuple[list[list[int]], Answers, Answers]:
         return whole, ended, sessions(llm)
 
 
-@pytest.mark.parametrize("draft_length", ["adaptive", *([] if USES_V2 else ["one draft"])])
+@pytest.mark.parametrize(
+    "draft_length",
+    ["adaptive", *([] if USES_V2 else [pytest.param("one draft", marks=pytest.mark.slow)])],
+)
 @pytest.mark.parametrize(
     "way",
     [pytest.param(n, marks=slow_on_v2 if n == "synchronous" else []) for n in SCHEDULING],
