@@ -19,10 +19,11 @@ In the front end:
   vLLM needs its keys, would keep the logits of drawn drafts, and captures graphs only for lengths
   of its table. Replaced by: defaults of a method, and a list of lengths to capture; vLLM 0.33 keeps
   the last block of a cached prefix. Upstream: none.
-- draft config: in vLLM's copy of the drafter's config, four fields are what V1 accepts, and
-  `trust_remote_code` is off while vLLM reads it (`config/draft_config.py`). Why: vLLM refuses
-  DFlash 2, LiLiCorr and several cache groups on V1. Replaced by: support for them, and a limit of
-  length of the draft model's own. Upstream: none.
+- draft config: in vLLM's copy of the drafter's config, four fields are what V1 accepts,
+  `trust_remote_code` is off while vLLM reads it, and `draft_load_config` says "safetensors"
+  (`config/draft_config.py`). Why: vLLM refuses DFlash 2, LiLiCorr and several cache groups on V1,
+  and would run code or read pickles of a drafter. Replaced by: support for them, a limit of length
+  of the draft model's own, and switches for a drafter alone. Upstream: none.
 - options: `additional_config` carries the checked options to all workers, as one JSON string. Why:
   it is part of the compile cache's key. Replaced by: options of a plugin. Upstream: none.
 - worker, scheduler: `worker_cls`, and `scheduler_cls` unless the user has set it. Why: a worker
