@@ -13,7 +13,7 @@ from support.planner_world import names, step_of
 from support.simulated_host import SimulatedHost, Static, Written, made_up
 from support.told_planner import ToldPlanner
 from vllm_dflash.planning import Ints
-from vllm_dflash.planning.acceptance import TRUST
+from vllm_dflash.planning.acceptance import CURVE_RATE, GLOBAL_MEMORY, TRUST
 from vllm_dflash.planning.step import BLOCK, NO_DRAFTS, TEXT, Plan, Predicted, StepRecord
 
 CPU = CostTable.read("cpu_2_cores")
@@ -123,6 +123,9 @@ def test_each_block_is_its_own_requests() -> None:
     assert ours._source[rows].tolist() == [TEXT, NO_DRAFTS, NO_DRAFTS, BLOCK, NO_DRAFTS]
     assert ours._confidence[rows[3], :4].tolist() == [0.99, 0.99, 0.99, 0]
     assert ours.blocks.num_observed[rows].tolist() == [0, 1, 0, 1, 0]
+    promised = 0.99 ** np.arange(1, 4)  # whatever the drafts are worth
+    of_fourth = np.array([0.9, 0.8, 0.7]) * (1 - CURVE_RATE) + CURVE_RATE * promised
+    assert ours.blocks.curves[rows[3]] == pytest.approx(of_fourth)
 
 
 def verify(ours: ToldPlanner, verified: list[int], accepted: list[int], **more: Any) -> None:
@@ -133,14 +136,18 @@ def verify(ours: ToldPlanner, verified: list[int], accepted: list[int], **more: 
 
 
 def test_each_source_learns_from_its_own_drafts() -> None:
+    """And of a text beside a block the first token counts: how many are known then shows how easy
+    they were."""
     ours = ToldPlanner(0.9, 0.8, 0.7, most_free=6)
     step = drafted_step([False, True])
     step.predicted = predicted([6, 0], match=32)
     assert ours.choose(step, np.full((1, 3), 0.9))[0].tolist() == [6, 3]
-    verify(ours, [6, 3], [3, 2])
+    verify(ours, [6, 3], [3, 2], predicted=predicted([0, 0], 2, num_observed=3, num_correct=0))
     assert ours.blocks.of_all.tolist() == pytest.approx([3 * 0.9, 2])
     wrong = (1 - TRUST[32:36]).sum()  # three were right, and the fourth was not
-    assert ours.texts.of_all.tolist() == pytest.approx([wrong, 1])
+    assert ours.texts.of_all.tolist() == pytest.approx(
+        [GLOBAL_MEMORY * wrong + 1 - TRUST[2], GLOBAL_MEMORY + 1]
+    )
 
 
 def nothing_was_learned(ours: ToldPlanner) -> bool:
@@ -171,37 +178,6 @@ def test_drafts_are_verified_once() -> None:
     assert learned == pytest.approx([1.6, 1])
     verify(ours, [3], [1])
     assert ours.blocks.of_all.tolist() == learned
-
-
-def test_of_a_text_beside_a_block_only_the_first_token_counts() -> None:
-    """How many tokens are known then shows how easy they were."""
-    for num_correct, wrong in ((2, 0), (0, 1)):
-        ours = ToldPlanner(0.9, 0.8, 0.7, most_free=6)
-        first = predicted([6], match=2)
-        ours.plans([3], predicted=first)
-        step = drafted_step([True])
-        step.predicted = first
-        ours.choose(step, np.full((1, 3), 0.99))
-        verify(
-            ours,
-            [3],
-            [2],
-            predicted=predicted([0], match=2, num_observed=3, num_correct=num_correct),
-        )
-        assert ours.texts.of_all.tolist() == pytest.approx([1 - TRUST[2], wrong])
-
-
-def test_a_new_request_inherits_nothing_from_whose_row_it_takes() -> None:
-    """There are rows for twice the batch. With batches of one, the third takes the first's row."""
-    ours = ToldPlanner(0.9, 0.8, 0.7)
-    ours._free_rows = [0, 1]
-    step = drafted_step([True])
-    ours.choose(step, np.full((1, 3), 0.9))
-    for name in ("b", "c"):
-        ours.plan([name], np.array([9]), np.array([3]))
-    again = step_of(["request-0"], np.array([3]), np.array([3]))
-    ours.learn_drafts(again)
-    assert nothing_was_learned(ours)
 
 
 def test_where_all_have_good_matches_the_drafter_rests() -> None:

@@ -15,16 +15,6 @@ from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import TEXT
 
 
-def test_one_long_context_gets_no_drafts_and_short_ones_go_on() -> None:
-    """The long one is an inner one of four. A draft there takes 92 ms more, a plain step 14."""
-    costs = straight_costs()
-    costs.attention = costs.attention._replace(draft=0.5e-6)
-    planner = ToldPlanner(0.9, 0.8, 0.7, costs=costs, v2=v2())
-    plan = planner.plans([3] * 4, [100, 185_000, 100, 100])
-    assert plan.runs_block
-    assert plan.lengths.tolist() == [3, 0, 3, 3]
-
-
 def learn(planner: Planner, verified: list[int], accepted: list[int], **more: Any) -> None:
     """Learn from a step of V2's."""
     step = step_of(names(len(verified)), np.array(verified), np.array(accepted))
