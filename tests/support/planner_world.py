@@ -8,7 +8,7 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention, Curve, StepCosts
-from vllm_dflash.planning.step import StepEstimate, StepRecord
+from vllm_dflash.planning.step import StepRecord
 
 MOST_FREE = 16
 VERIFY_MS = {
@@ -67,11 +67,9 @@ def ms_of(costs: StepCosts, num_requests: int, rows: int) -> float:
 
 
 class SteadyCosts(StepCosts):
-    """Costs that never change, and steps that always took what was expected: decisions repeat."""
+    """Costs that never change: decisions repeat."""
 
-    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
-        plain = self.plain(step.num_requests, float(step.context_lens.sum()))
-        return StepEstimate(step.target_seconds, step.draft_seconds, step.context_seconds, plain)
+    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> None: ...
 
 
 def steady_costs(max_requests: int) -> SteadyCosts:

@@ -47,7 +47,7 @@ class Blocks:
 
 
 def drafting(*drafted: bool, width: int = 4, **fields: Any) -> Plan:
-    return Plan(np.array(drafted), width, utility_per_second=1.0, speedup=2.0, **fields)
+    return Plan(np.array(drafted), width, utility_per_second=1.0, **fields)
 
 
 class Scripted(FixedLength):

@@ -18,15 +18,11 @@ from vllm_dflash.planning.step import Plan, StepRecord
 
 
 class Erratic(ForcedTexts):
-    """Draws rates as well, which differ from rank to rank."""
+    """Draws the utility per second as well, which differs from rank to rank."""
 
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
-        per_second, speedup = self._dice.random(2)
-        return replace(
-            super().plan(ids, context_lens, max_drafts),
-            utility_per_second=per_second,
-            speedup=speedup,
-        )
+        plan = super().plan(ids, context_lens, max_drafts)
+        return replace(plan, utility_per_second=self._dice.random())
 
 
 class Unsteady(Cadence):
@@ -73,8 +69,7 @@ class Watched:
             plan(step, batch)
             agreed = step.plan
             numbers = (agreed.width, agreed.holds_for, agreed.is_probe)
-            rates = (agreed.utility_per_second, agreed.speedup)
-            self.decided.append((numbers, agreed.drafted.tolist(), rates))
+            self.decided.append((numbers, agreed.drafted.tolist(), agreed.utility_per_second))
 
         @functools.wraps(draft)
         def _draft(*args: Any) -> Any:

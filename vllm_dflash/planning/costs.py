@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import StepEstimate, StepRecord
+from vllm_dflash.planning.step import StepRecord
 
 LEVEL_RATE = 0.15
 """Share of the last measurement in a level or a curve, once there were several."""
@@ -167,8 +167,8 @@ class StepCosts:
         drafting: Floats = self._drafting(count * (self.first_draft_row + width), context)
         return drafting + storing
 
-    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
-        """Learn from a measured step that only decoded. Returns what was expected of it.
+    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> None:
+        """Learn from a measured step that only decoded.
 
         `includes_block`: its `target_seconds` include the block of `draft_rows`, of all requests.
         """
@@ -179,22 +179,19 @@ class StepCosts:
         inferred = drafting if includes_block else 0.0
         forward, added = self._forward(count, step.rows, context, reading)
         expected = float(self.target(count, step.rows, context, reading))
-        plain = self.plain(count, context)
         measured = max(step.target_seconds - inferred, 0.5 * (forward + float(added)))
         likely = min(measured, (1.0 + LARGEST_SURPRISE) * expected)
         if step.rows == count:
             is_likely = likely == measured
             self._learn_plain(count, likely - expected, is_likely=is_likely)
         else:
+            plain = self.plain(count, context)
             self._learn_drafts(step, float(added), likely - forward, plain, inferred)
-        storing = 0.0
         if step.draft_rows and not includes_block:
             own = step.draft_seconds - self.attention.block * of_blocks
             self.draft.correct(step.draft_rows, own)
         if step.context_rows:
-            storing = float(self.context.at(step.context_rows))
             self.context.correct(step.context_rows, step.context_seconds)
-        return StepEstimate(expected + inferred, drafting - inferred, storing, plain)
 
     def _forward(
         self, num_requests: int, rows: Any, context: float, reading: Any

@@ -56,20 +56,6 @@ def test_only_what_was_measured_is_known() -> None:
     assert not costs.has_seen_plain(8)
 
 
-def test_a_steps_estimate_has_four_parts() -> None:
-    costs = straight_costs()
-    costs.record_step(timed(4, 4, 14.0 + 3.0))
-    drafted = costs.record_step(timed(4, 10, 23.0, draft_rows=6, context_rows=16))
-    # 10 + 10 + 3 ms; (2 + 6) / 4, (4 + 16) / 20, and 10 + 4 + 3.
-    assert drafted.target_seconds == pytest.approx(0.023)
-    assert drafted.draft_seconds == pytest.approx(0.002)
-    assert drafted.context_seconds == pytest.approx(0.001)
-    assert drafted.plain_seconds == pytest.approx(0.017)
-    plain = costs.record_step(timed(4, 4, 17.0))
-    assert plain.target_seconds == plain.plain_seconds == pytest.approx(0.017)
-    assert (plain.draft_seconds, plain.context_seconds) == (0.0, 0.0)
-
-
 def test_no_step_takes_less_than_half_its_forward_pass() -> None:
     costs = straight_costs()
     for _ in range(20):
@@ -143,10 +129,9 @@ def test_step_costs_find_what_the_profile_did_not_see(num_requests: int) -> None
     for _ in range(150):
         costs.record_step(timed(num_requests, num_requests, 1000 * plain))
         costs.record_step(timed(num_requests, drafted, 1000 * verify, **block))
-    estimate = costs.record_step(timed(num_requests, drafted, 1000 * verify, **block))
-    assert estimate.target_seconds == pytest.approx(verify, rel=0.02)
-    assert estimate.draft_seconds == pytest.approx(draft, rel=0.02)
-    assert estimate.plain_seconds == pytest.approx(plain, rel=0.02)
+    assert ms_of(costs, num_requests, drafted) == pytest.approx(1000 * verify, rel=0.02)
+    assert costs.draft.at(drafted) == pytest.approx(draft, rel=0.02)
+    assert costs.plain(num_requests) == pytest.approx(plain, rel=0.02)
 
 
 @pytest.mark.parametrize("num_requests", [1, 6, 32])

@@ -40,7 +40,7 @@ def test_where_a_text_goes_on_no_block_is_needed() -> None:
     plan = planner.plans([3, 3])
     assert not plan.runs_block
     assert plan.lengths.tolist() == [3, 0]
-    assert planner.speedup > 1.5
+    assert plan.rate > 1.5 * 2 / 0.012
     # A block runs if it brings more to the other request than it takes.
     planner.blocks.curves[:] = 0.9, 0.8, 0.7
     plan = planner.plans([3, 3])
@@ -107,14 +107,10 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     planner, costs = ToldPlanner(0.1, 0.1, 0.1, v2=v2()), straight_costs()
     step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     step.draft_rows, step.target_seconds = draft_rows, 0.015
-    estimate = planner.record_step(step)
+    planner.record_step(step)
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     alone.target_seconds = 0.015 - drafting
-    of_alone = costs.record_step(alone)
-    # The estimate that the step's time is compared with includes the block, too.
-    assert estimate is not None
-    assert estimate.target_seconds == pytest.approx(of_alone.target_seconds + drafting)
-    assert estimate.plain_seconds == of_alone.plain_seconds
+    costs.record_step(alone)
     rows = np.array([2, 4, 8])
     assert planner.costs.target(2, rows) == pytest.approx(costs.target(2, rows))
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)

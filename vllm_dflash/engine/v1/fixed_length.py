@@ -34,4 +34,4 @@ class FixedLength:
         """Do nothing."""
 
     def record_step(self, step: StepRecord) -> None:
-        """Do nothing: no estimate, and nothing to learn."""
+        """Do nothing."""

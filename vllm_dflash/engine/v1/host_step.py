@@ -110,16 +110,15 @@ class HostStep:
     def end(self, step: StepRecord) -> None:
         """Time a finished step, learn what it cost unless it repeated a plan, and count it."""
         self._clock.finish(step)
-        estimate = None
         if not step.repeats_plan:
             if step.target_seconds:  # a plan's time belongs to all steps that it holds for
                 step.target_seconds -= self._plan_seconds * (1 - 1 / (1 + step.plan.holds_for))
             before = step.planning_seconds
             with step.timing("planning"):
-                estimate = self.planner.record_step(step)
+                self.planner.record_step(step)
             learning = step.planning_seconds - before
             self._cadence.record_step(self._plan_seconds + learning, step.seconds)
-        self.statistics.record_step(step, estimate)
+        self.statistics.record_step(step)
 
     # --- the parts of a step, in their order ------------------------------------------------------
 
