@@ -119,7 +119,7 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
 def test_a_block_profiled_too_slow_does_not_make_plain_decoding_fast() -> None:
     """Its estimated time is subtracted from steps that were measured with it: what is left for the
     target is too little, and says nothing about steps without drafts."""
-    slow = StepCosts(straight(10, 1), straight(5, 0.25), straight(0.2, 0.05), 64)
+    slow = StepCosts(straight(10, 1), straight(5, 0.25), straight(0.2, 0.05))
     planner = ToldPlanner(0.1, 0.1, 0.1, costs=slow, v2=v2())
     plain = planner.costs.plain(2)
     for _ in range(40):
