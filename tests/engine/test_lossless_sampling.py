@@ -17,7 +17,6 @@ from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS
 from vllm_dflash.engine.cadence import Cadence
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import StepRecord
@@ -41,7 +40,7 @@ class PlannerByTheBook(Planner):
 def continuations(
     first_seed: int,
     speculative: dict[str, Any] | None,
-    make_policy: Callable[[], Planner | FixedLength] = PlannerByTheBook,
+    make_policy: Callable[[], Planner] = PlannerByTheBook,
     *,
     seeded: bool = True,
 ) -> tuple[list, dict]:

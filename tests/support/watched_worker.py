@@ -12,8 +12,8 @@ import numpy as np
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
 from vllm_dflash.engine.cadence import Cadence
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
@@ -57,7 +57,7 @@ class Watched:
         else:
             drafter.host.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # different on every rank
-            drafter.host.planner = dice if policy == "erratic" else FixedLength(max_draft)
+            drafter.host.planner = dice if policy == "erratic" else Planner(max_draft, 1)
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):

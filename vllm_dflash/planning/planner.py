@@ -54,10 +54,13 @@ LEAST_LOST = 0.15
 
 
 class Planner(DraftLearner):
-    """State and decisions of one engine. Until `start` is called, every step drafts K; with fixed
-    lengths V2 never calls it."""
+    """State and decisions of one engine.
 
-    agrees_across_ranks = False  # it goes by measured times
+    With fixed lengths `start` is never called. Until then every step drafts K, or as many as a
+    request can use, and nothing is learned; so all ranks decide the same by themselves. Afterwards
+    they do not, because measured times differ.
+    """
+
     costs: StepCosts
 
     def __init__(
@@ -126,7 +129,7 @@ class Planner(DraftLearner):
         """
         count = len(ids)
         if not self.is_started or not count:
-            return Plan(max_drafts > 0, self.max_draft if max_drafts.any() else 0, max_drafts)
+            return Plan(max_drafts > 0, int(max_drafts.max(initial=0)), max_drafts)
         rows = self.rows(ids)
         texts: Floats = np.zeros((count, 0), np.float64)
         if not self.picks_requests:
@@ -250,6 +253,8 @@ class Planner(DraftLearner):
         Returns:
             How many drafts of each request to verify, and whether they are its text's, [R].
         """
+        if not self.is_started:
+            return step.max_drafts, np.zeros(step.num_requests, bool)
         plan, rows, count = step.plan, self.rows(step.ids), step.num_requests
         confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
         utility = np.zeros_like(confidence_of)
