@@ -45,18 +45,18 @@ V2: dict[str, tuple[Any, float]] = {
     "greedy, 1": (7, 0.985),
     "greedy, 32": (7, 0.98),
     "greedy, 128": (3, 0.98),
-    "drawn + texts, 32": (3, 1.0),
+    "drawn + texts, 32": (3, 0.975),
     "copies + texts, 8": (0, 4.3),
     "useless, 1": (0, 0.97),
-    "useless, 16": (0, 0.99),
+    "useless, 16": (0, 0.985),
     "useless, 256": (0, 0.99),
-    "good, useless, good, 8": (7, 0.96),
-    "useless, good, useless, 8": (7, 1.05),
+    "good, useless, good, 64": (3, 1.0),
+    "useless, good, useless, 64": (0, 0.985),
     "profile x 0.6, 64": (3, 0.98),
     "profile x 1.6, 64": (3, 0.98),
     "host limit, 1": (7, 0.98),
     "host limit, 8": (7, 0.98),
-    "host limit, 32": (7, 0.98),
+    "host limit, 32": (7, 0.97),
     "contexts of 1k to 60k, 8": (3, 1.02),
     "one good, one bad, 2": (7, 0.98),
 }
@@ -113,15 +113,17 @@ def test_requests_that_come_with_placeholders(regime: Regime) -> None:
 
 
 def test_probes_become_rare_but_never_cease() -> None:
-    streams = [made_up(0.02, length=2500, seed=slot, overrated=0.1) for slot in range(2)]
-    made = SimulatedHost(streams, CostTable.read("cpu_2_cores"), looks_up=False, longest=2560)
-    drafted = []
-    for _ in range(20):
-        made.drafted[:] = 0
-        made.run(steps=100)
-        drafted.append(int(made.drafted.sum()))
-    assert 0 < sum(drafted[10:]) < sum(drafted[:10]) < 60
-    assert min(a + b for a, b in zip(drafted[::2], drafted[1::2], strict=True)) > 0
+    table, drafted = CostTable.read("cpu_2_cores"), np.zeros((3, 20), np.int64)
+    for number, counts in enumerate(drafted):
+        seeds = 10 * number, 10 * number + 1
+        streams = [made_up(0.02, length=2500, seed=seed, overrated=0.1) for seed in seeds]
+        made = SimulatedHost(streams, table, looks_up=False, longest=2560)
+        for place in range(20):
+            made.drafted[:] = 0
+            made.run(steps=100)
+            counts[place] = made.drafted.sum()
+    assert 0 < drafted[:, 10:].sum() < drafted[:, :10].sum() < 3 * 60
+    assert (drafted[:, ::2] + drafted[:, 1::2]).min() > 0
 
 
 def test_planning_never_sees_a_token() -> None:
