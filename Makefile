@@ -53,8 +53,7 @@ test-unit:
 # Unit tests that take most of the time: layers beside the reference, all CUDA settings, many processes.
 LONG = $(addprefix tests/unit/,model checkpoint/test_config_fuzz.py config/test_faults.py \
     config/test_who_runs.py config/test_target_class.py engine/test_kernels_compile.py \
-    engine/test_proposer.py engine/test_warm.py planning/test_host_limit.py \
-    planning/test_pipeline.py test_compatibility.py \
+    engine/test_proposer.py engine/test_warm.py planning/test_judged_cells.py test_compatibility.py \
     test_security.py tools/test_server.py)
 test-long:
 	$(ONE_THREAD) scripts/run.sh pytest $(LONG) $(PYTEST_ARGS)

@@ -19,7 +19,7 @@ from support.hybrids import know_qwen35
 from support.pairs import drafter_config, save_drafter
 from support.stepped_requests import Stepped
 from support.targets import make_target
-from vllm_dflash.engine.v1.fixed_length import FixedLength
+from vllm_dflash.planning.planner import Planner
 
 NEW_TOKENS = 32
 NEAR = 0.2
@@ -75,7 +75,7 @@ def test_drafts_of_any_length_leave_no_state_behind(tmp_path: Path, family: str)
     written: list[list[int]] = []
     speculative: dict[str, Any] = {**DFLASH, "model": str(tmp_path / "drafter")}
     with engine(speculative_config=speculative, **settings) as llm:
-        proposer_of(llm).host.planner = FixedLength(7)
+        proposer_of(llm).host.planner = Planner(7, 1)
         with forced_drafts(llm, texts, lambda place: place % 8):
             written += serve(llm)
             proposer_of(llm).host.planner = ForcedTexts(7)  # random requests and lengths

@@ -17,7 +17,6 @@ from support.forced_texts import ForcedTexts
 from support.planner_world import CONTEXT_MS, curve
 from vllm_dflash.config.engine_options import MOST_FREE_DRAFTS
 from vllm_dflash.engine.cadence import Cadence
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import StepRecord
@@ -31,7 +30,7 @@ class PlannerByTheBook(Planner):
 
     def __init__(self) -> None:
         verify, draft = {1: 12.0, 16: 12.1, 64: 13.0, 256: 19.0}, {2: 0.1, 256: 0.5}
-        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), REQUESTS)
+        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS))
         super().__init__(7, REQUESTS, costs, most_free=MOST_FREE_DRAFTS)
 
     def record_step(self, step: StepRecord) -> None:
@@ -41,7 +40,7 @@ class PlannerByTheBook(Planner):
 def continuations(
     first_seed: int,
     speculative: dict[str, Any] | None,
-    make_policy: Callable[[], Planner | FixedLength] = PlannerByTheBook,
+    make_policy: Callable[[], Planner] = PlannerByTheBook,
     *,
     seeded: bool = True,
 ) -> tuple[list, dict]:

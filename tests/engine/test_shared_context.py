@@ -22,14 +22,14 @@ from support.engines import (
 )
 from support.planner_world import steady_costs
 from support.stepped_requests import Stepped, run_by_hand
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan
 
 PARAMS = greedy(24, ignore_eos=True)
 
 
-class Never(FixedLength):
+class Never(Planner):
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
         return Plan.without_block(len(ids))
 
@@ -44,7 +44,7 @@ def shared() -> Iterator[LLM]:
 def llm(shared: LLM) -> LLM:
     """An engine with an empty cache, in which context waits."""
     assert shared.reset_prefix_cache()
-    proposer_of(shared).start_planning(steady_costs(4))
+    proposer_of(shared).start_planning(steady_costs())
     return shared
 
 
@@ -54,14 +54,14 @@ def prompt(shared: LLM) -> list[int]:
     return shared.get_tokenizer().encode("".join(held_out_prompts(3)))[:70]
 
 
-def drafts(llm: LLM, policy: FixedLength) -> None:
+def drafts(llm: LLM, policy: Planner) -> None:
     proposer_of(llm).host.planner = policy
 
 
 @pytest.fixture
 def expected(llm: LLM, prompt: list[int]) -> list[int]:
     """Tokens of each step from an empty cache, if each is drafted. Empties it again."""
-    drafts(llm, FixedLength(7))
+    drafts(llm, Planner(7, 1))
     found = run_by_hand(llm, [prompt], PARAMS).counts("0")
     assert max(found) > 3
     assert llm.reset_prefix_cache()
@@ -71,20 +71,20 @@ def expected(llm: LLM, prompt: list[int]) -> list[int]:
 def test_after_an_owner_that_ended_undrafted(
     llm: LLM, prompt: list[int], expected: list[int]
 ) -> None:
-    drafts(llm, Never(7))
+    drafts(llm, Never(7, 1))
     run_by_hand(llm, [prompt], PARAMS)
     before = prefix_cache_hits(llm)
-    drafts(llm, FixedLength(7))
+    drafts(llm, Planner(7, 1))
     assert run_by_hand(llm, [prompt], PARAMS).counts("0") == expected
     assert prefix_cache_hits(llm) - before == 64
 
 
 def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: list[int]) -> None:
-    drafts(llm, Never(7))
+    drafts(llm, Never(7, 1))
     rows, stepped = ContextRows(llm), Stepped(llm)
     stepped.add("owner", prompt, greedy(200, ignore_eos=True))
     stepped.until(4, "owner")
-    drafts(llm, FixedLength(7))
+    drafts(llm, Planner(7, 1))
     stepped.add("guest", prompt, PARAMS)
 
     def check() -> None:
@@ -98,7 +98,7 @@ def test_while_an_undrafted_owner_runs(llm: LLM, prompt: list[int], expected: li
 def test_a_prompt_that_is_cached_but_for_a_token_is_not_padded(llm: LLM, prompt: list[int]) -> None:
     """vLLM's scheduler pads such a request's first step with K drafts that were never made. For
     these a CPU kernel reads outside its tensor. Ours adds none: vLLM counts only our drafts."""
-    drafts(llm, FixedLength(7))
+    drafts(llm, Planner(7, 1))
     run_by_hand(llm, [prompt[:65]], greedy(1))
 
     def counted() -> list[float]:

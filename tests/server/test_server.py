@@ -60,10 +60,6 @@ def test_our_figures_stand_beside_vllms(server: Server) -> None:
     assert verified - free <= figure("planned_tokens")  # a request's last ones are not verified
     drafts = server.metric("vllm:spec_decode_num_drafts_total")
     assert drafts <= figure("drafted_requests") + free
-    made = server.metric("vllm:generation_tokens_total")
-    assert 0 < figure("produced_tokens") <= made
-    assert figure("plain_tokens") > 0
-    assert figure("expected_tokens") > 0
     text = httpx.get(f"{server.url}/metrics").text
     assert f'vllm:dflash_skipped_steps_total{{engine="0",model_name="{MODEL}"}} ' in text
 

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
-class ForcedTexts(FixedLength):
+class ForcedTexts(Planner):
     """Decides at random which requests are drafted, which use what their text predicts, how much of
     it is verified."""
 
-    agrees_across_ranks = False
-
     def __init__(self, max_draft: int, seed: int = 0) -> None:
-        super().__init__(max_draft)
+        super().__init__(max_draft, 1)
+        self.is_started = True
         self._dice = np.random.default_rng(seed)
 
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
@@ -30,10 +29,14 @@ class ForcedTexts(FixedLength):
         return Plan(drafted, width)
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
-        lengths, from_text = super().choose(step, confidence)
+        lengths, from_text = step.max_drafts, np.zeros(step.num_requests, bool)
         if step.predicted is not None:
             predicted = step.predicted.lengths
             takes = self._dice.random(step.num_requests) < 0.7
             from_text = (predicted > 0) & takes
             lengths = np.where(from_text, predicted, lengths)
         return self._dice.integers(0, lengths + 1), from_text
+
+    def learn_drafts(self, step: StepRecord) -> None: ...
+
+    def record_step(self, step: StepRecord) -> None: ...

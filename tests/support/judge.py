@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from support.ahead_scheduler import Fixed, Ours
+from support.ahead_scheduler import Ours
 from support.cost_table import CostTable
 from support.fake_time import FakeTime
 from support.recorded_drafts import RecordedDrafts
@@ -46,7 +46,7 @@ def ours(
 ) -> Pipeline:
     """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
     clock = FakeTime()
-    profile = table.costs(num_requests, attention, scale)
+    profile = table.costs(attention, scale)
     # On V2, a block's time includes that of storing context.
     profile.context = Curve(profile.context.counts, 0 * profile.context.seconds)
     ragged_seconds = regime.ragged_ms / 1000
@@ -74,21 +74,3 @@ def rate_of(pipeline: Pipeline, least: int = 6000) -> float:
     count = pipeline.num_requests
     pipeline.run(tokens=max(least // 4, 300 * count))
     return pipeline.run(tokens=max(least, 400 * count))
-
-
-def fixed_rates(
-    drafts: RecordedDrafts,
-    num_requests: int,
-    table: CostTable,
-    regime: Regime,
-    lengths: tuple[int, ...] | None = None,
-    **world: Any,
-) -> dict[int, float]:
-    """Return the rates of plain decoding (0) and of blocks of each length that is compiled for."""
-    tried = lengths or (tuple(range(8)) if not regime.ragged_ms else (0, *regime.choices))
-    return {
-        length: rate_of(
-            Pipeline(Fixed(length), drafts, num_requests, table, **{**regime.world(), **world})
-        )
-        for length in tried
-    }

@@ -8,7 +8,7 @@ import numpy as np
 
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.costs import NO_ATTENTION, Attention, Curve, StepCosts
-from vllm_dflash.planning.step import StepEstimate, StepRecord
+from vllm_dflash.planning.step import StepRecord
 
 MOST_FREE = 16
 VERIFY_MS = {
@@ -38,11 +38,11 @@ def straight(fixed_ms: float, row_ms: float) -> Curve:
 def straight_costs(attention: Attention = NO_ATTENTION) -> StepCosts:
     """Return costs that are easy to compute by hand: n rows take 10 + n ms to verify, (2 + n) / 4
     to draft, and (4 + n) / 20 to store."""
-    return StepCosts(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), 64, attention)
+    return StepCosts(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), attention)
 
 
-def profiled_costs(max_requests: int = 64) -> StepCosts:
-    return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
+def profiled_costs() -> StepCosts:
+    return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS))
 
 
 def step_of(ids: list[str], verified: Ints, accepted: Ints) -> StepRecord:
@@ -67,14 +67,12 @@ def ms_of(costs: StepCosts, num_requests: int, rows: int) -> float:
 
 
 class SteadyCosts(StepCosts):
-    """Costs that never change, and steps that always took what was expected: decisions repeat."""
+    """Costs that never change: decisions repeat."""
 
-    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> StepEstimate:
-        plain = self.plain(step.num_requests, float(step.context_lens.sum()))
-        return StepEstimate(step.target_seconds, step.draft_seconds, step.context_seconds, plain)
+    def record_step(self, step: StepRecord, *, includes_block: bool = False) -> None: ...
 
 
-def steady_costs(max_requests: int) -> SteadyCosts:
+def steady_costs() -> SteadyCosts:
     """Return costs at which drafting pays, for some requests and to some length."""
     draft, context = {2: 1.0, 256: 3.0}, {1: 0.0, 64: 0.5}
-    return SteadyCosts(curve(VERIFY_MS), curve(draft), curve(context), max_requests)
+    return SteadyCosts(curve(VERIFY_MS), curve(draft), curve(context))

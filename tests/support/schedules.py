@@ -42,8 +42,6 @@ GRAPHS: dict[str, Any] = {
 PROMPTS = [text[:40] for text in held_out_prompts(3)]
 REPEATING = [3 * text[:12] for text in held_out_prompts(3)]
 ANCHORED = {"drafter_overrides": {"dflash_config": {"sample_from_anchor": True}}}
-TIMES = ("_seconds", "produced_tokens", "expected_tokens", "plain_tokens")
-"""Counters that depend on how fast a machine is."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def outcome_of(llm: LLM, scenario: Scenario) -> dict[str, Any]:
     (stats,) = llm.collective_rpc("dflash_stats")
     statistics = runner_of(llm).speculator.statistics
     counters = {
-        name: count for name, count in statistics.counts().items() if not name.endswith(TIMES)
+        name: count for name, count in statistics.counts().items() if not name.endswith("_seconds")
     }
     changes = {name: stats[name] for name in stats if name.endswith("after_warmup")}
     lengths = {"draft_lengths": stats["draft_lengths"]}

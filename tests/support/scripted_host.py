@@ -15,10 +15,10 @@ from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.cadence import Cadence
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.engine.v1.host_step import HostStep
 from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 from vllm_dflash.planning.texts import NgramIndex
 
@@ -47,16 +47,15 @@ class Blocks:
 
 
 def drafting(*drafted: bool, width: int = 4, **fields: Any) -> Plan:
-    return Plan(np.array(drafted), width, utility_per_second=1.0, speedup=2.0, **fields)
+    return Plan(np.array(drafted), width, utility_per_second=1.0, **fields)
 
 
-class Scripted(FixedLength):
+class Scripted(Planner):
     """Drafts and skips as told, then skips. Verifies at most two drafts of each request."""
 
-    agrees_across_ranks = False
-
     def __init__(self, *plans: Plan) -> None:
-        super().__init__(7)
+        super().__init__(7, 1)
+        self.is_started = True
         self.plans = list(plans)
         self.asked: list[dict[str, Any]] = []
         """What each plan was made from, by name."""
@@ -70,6 +69,8 @@ class Scripted(FixedLength):
 
     def learn_drafts(self, step: StepRecord) -> None:
         self.done.append("learn")
+
+    def record_step(self, step: StepRecord) -> None: ...
 
     def choose(self, step: StepRecord, confidence: Floats) -> tuple[Ints, Bools]:
         assert len(confidence) == step.plan.drafted.sum()

@@ -24,7 +24,6 @@ from vllm_dflash.engine.block_layout import BlockInputs
 from vllm_dflash.engine.v1 import host_step
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import BlockDrafts
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.engine.v1.host_step import HostStep
 from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.planning import Floats, Ints, step
@@ -75,11 +74,11 @@ def made_up(
         yield Written(tokens, prompt, drafts, truth**overrated)
 
 
-class Static(FixedLength):
+class Static(Planner):
     """Drafts as many tokens for each slot as it is told, always."""
 
     def __init__(self, *lengths: int) -> None:
-        super().__init__(max(lengths))
+        super().__init__(max(lengths), 1)
         self.lengths = lengths
 
     def _wanted(self, ids: Sequence[str], max_drafts: Ints) -> Ints:
@@ -100,7 +99,7 @@ class SimulatedHost:
 
     streams: Sequence[Iterator[Written]]
     table: CostTable
-    policy: FixedLength | None = None
+    policy: Planner | None = None
     """None: ours."""
     attention: Attention = NO_ATTENTION
     scale: float = 1.0
@@ -118,7 +117,7 @@ class SimulatedHost:
         self.host = HostStep(OPTIONS, self, self, BLOCK_SIZE)  # type: ignore[arg-type]
         num_slots = num * self.longest
         if self.policy is None:
-            costs = self.table.costs(num, self.attention, self.scale)
+            costs = self.table.costs(self.attention, self.scale)
             self.host.planner = self.make_planner(
                 WIDTH, num, costs, most_free=MOST_FREE * self.looks_up
             )

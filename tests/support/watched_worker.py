@@ -12,21 +12,17 @@ import numpy as np
 from support.forced_texts import ForcedTexts
 from support.planner_world import steady_costs
 from vllm_dflash.engine.cadence import Cadence
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 
 
 class Erratic(ForcedTexts):
-    """Draws rates as well, which differ from rank to rank."""
+    """Draws the utility per second as well, which differs from rank to rank."""
 
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:
-        per_second, speedup = self._dice.random(2)
-        return replace(
-            super().plan(ids, context_lens, max_drafts),
-            utility_per_second=per_second,
-            speedup=speedup,
-        )
+        plan = super().plan(ids, context_lens, max_drafts)
+        return replace(plan, utility_per_second=self._dice.random())
 
 
 class Unsteady(Cadence):
@@ -57,11 +53,11 @@ class Watched:
         max_draft = drafter.width
         drafter.host._cadence = Unsteady(seed=self.rank)
         if policy == "planned":
-            drafter.start_planning(steady_costs(drafter.max_batch_size))
+            drafter.start_planning(steady_costs())
         else:
             drafter.host.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # different on every rank
-            drafter.host.planner = dice if policy == "erratic" else FixedLength(max_draft)
+            drafter.host.planner = dice if policy == "erratic" else Planner(max_draft, 1)
         self.decided: list[Any] = []
         self.drafted: list[Any] = []
         if not hasattr(self, "originals"):
@@ -73,8 +69,7 @@ class Watched:
             plan(step, batch)
             agreed = step.plan
             numbers = (agreed.width, agreed.holds_for, agreed.is_probe)
-            rates = (agreed.utility_per_second, agreed.speedup)
-            self.decided.append((numbers, agreed.drafted.tolist(), rates))
+            self.decided.append((numbers, agreed.drafted.tolist(), agreed.utility_per_second))
 
         @functools.wraps(draft)
         def _draft(*args: Any) -> Any:

@@ -45,7 +45,7 @@ from vllm_dflash.planning.search import (
     seconds_of,
     utility_of,
 )
-from vllm_dflash.planning.step import Plan, Predicted, StepEstimate, StepRecord
+from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 MARGIN = 1.01
 """Ratio by which drafting must beat plain decoding, whose cost is known better."""
@@ -54,10 +54,13 @@ LEAST_LOST = 0.15
 
 
 class Planner(DraftLearner):
-    """State and decisions of one engine. Until `start` is called, every step drafts K; with fixed
-    lengths V2 never calls it."""
+    """State and decisions of one engine.
 
-    agrees_across_ranks = False  # it goes by measured times
+    With fixed lengths `start` is never called. Until then every step drafts K, or as many as a
+    request can use, and nothing is learned; so all ranks decide the same by themselves. Afterwards
+    they do not, because measured times differ.
+    """
+
     costs: StepCosts
 
     def __init__(
@@ -82,8 +85,6 @@ class Planner(DraftLearner):
         self.probes, self.checks = Probes(), Probes(share=LEAST_SHARE)
         self.beside = Probes(share=LEAST_SHARE)
         """V2: probes in steps that run a block anyway."""
-        self.speedup = 1.0
-        """Expected rate of the last plan, relative to plain decoding."""
         self.is_started = False
         if costs is not None:
             self.start(costs, range(1, max_draft + 1))
@@ -128,7 +129,7 @@ class Planner(DraftLearner):
         """
         count = len(ids)
         if not self.is_started or not count:
-            return Plan(max_drafts > 0, self.max_draft if max_drafts.any() else 0, max_drafts)
+            return Plan(max_drafts > 0, int(max_drafts.max(initial=0)), max_drafts)
         rows = self.rows(ids)
         texts: Floats = np.zeros((count, 0), np.float64)
         if not self.picks_requests:
@@ -162,14 +163,12 @@ class Planner(DraftLearner):
             drafting = self._all_blocks(batch, free)
         best = max(free, drafting, key=lambda plan: plan.rate)
         best = best if best.rate > MARGIN * plain.rate else plain
-        best = replace(best, speedup=best.rate / plain.rate)
-        self.speedup = best.speedup
         passed, least_lost = steps * plain_seconds, LEAST_LOST * plain_seconds
         if best.rate > plain.rate:
-            lost = max((best.speedup - 1.0) * plain_seconds, least_lost)
+            lost = max((best.rate / plain.rate - 1.0) * plain_seconds, least_lost)
             is_new = not self.costs.has_seen_plain(count)
             if self.checks.are_due(passed, lost, is_new=is_new):
-                return replace(plain, speedup=best.speedup, is_probe=True)
+                return replace(plain, is_probe=True)
         return self._probe(rows, batch, best, passed, least_lost) or best
 
     def _all_blocks(self, batch: Batch, free: Plan) -> Plan:
@@ -254,6 +253,8 @@ class Planner(DraftLearner):
         Returns:
             How many drafts of each request to verify, and whether they are its text's, [R].
         """
+        if not self.is_started:
+            return step.max_drafts, np.zeros(step.num_requests, bool)
         plan, rows, count = step.plan, self.rows(step.ids), step.num_requests
         confidence_of = np.zeros((count, self._confidence.shape[1]))  # of what is chosen
         utility = np.zeros_like(confidence_of)
@@ -289,12 +290,11 @@ class Planner(DraftLearner):
 
     # --- what steps were --------------------------------------------------------------------------
 
-    def record_step(self, step: StepRecord) -> StepEstimate | None:
-        """Learn what a step cost, where that is known. Returns what it was expected to cost.
+    def record_step(self, step: StepRecord) -> None:
+        """Learn what a step cost, where that is known.
 
         On V2 its `target_seconds` include the block of `draft_rows`, which cannot be timed alone
         while the device keeps running.
         """
-        if not self.is_started or not step.target_seconds:
-            return None
-        return self.costs.record_step(step, includes_block=not self.picks_requests)
+        if self.is_started and step.target_seconds:
+            self.costs.record_step(step, includes_block=not self.picks_requests)

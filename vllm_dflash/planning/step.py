@@ -36,8 +36,6 @@ class Plan:
     for ratios)."""
     rate: float = 0.0
     """Expected rate (`search.rate_of`)."""
-    speedup: float = 1.0
-    """That rate relative to plain decoding."""
     is_probe: bool = False
     """Whether it goes against what seems to pay, to measure that: it drafts, or decodes plainly."""
     holds_for: int = 0
@@ -128,16 +126,6 @@ class Outcomes(NamedTuple):
         )
 
 
-class StepEstimate(NamedTuple):
-    """What a step was expected to take, in the parts of a `StepRecord`."""
-
-    target_seconds: float
-    draft_seconds: float
-    context_seconds: float
-    plain_seconds: float
-    """Seconds that its requests would have taken for one token each without any drafts."""
-
-
 @dataclass
 class StepRecord:
     """A step of an engine that runs R requests. Seconds are wall-clock."""
@@ -163,7 +151,7 @@ class StepRecord:
     repeats_plan: bool = False
     """Whether an earlier step's plan is repeated."""
     plan: Plan = field(default_factory=lambda: Plan.without_block(0))
-    """What this step drafts. V2: only the speed-up."""
+    """V1: what this step drafts."""
     any_eligible: bool = False
     """Whether any request could have used a draft."""
     lengths: Ints = field(default_factory=lambda: UNSET)

@@ -17,8 +17,8 @@ from support.engines import USES_V2
 from support.pairs import Pair, dflash2_config, lilicorr_config, make_pair
 from support.planner_world import profiled_costs
 from vllm_dflash.engine.attention_groups import split_by_kind
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.planning import Bools, Floats, Ints
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import Plan, StepRecord
 
 on_both_runners = pytest.mark.usefixtures("runner")
@@ -104,11 +104,11 @@ def test_context_is_stored_for_requests_that_draft_nothing(pair: Pair) -> None:
     assert harness.step([Row(0, whole[35:], bonus=3)]) == expected
 
 
-class Told(FixedLength):
+class Told(Planner):
     """Drafts these requests, and verifies so many drafts of each, from a block or a text."""
 
     def __init__(self, drafted: list[bool], lengths: list[int], from_text: list[bool]) -> None:
-        super().__init__(7)
+        super().__init__(7, 1)
         self.drafted, self.chosen, self.from_text = drafted, lengths, from_text
 
     def plan(self, ids: Sequence[str], context_lens: Ints, max_drafts: Ints, **_: object) -> Plan:

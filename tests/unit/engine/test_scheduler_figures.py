@@ -80,24 +80,19 @@ def test_figures_are_counted_here_and_sent_when_the_engine_runs_dry(
 ) -> None:
     scheduler.planner.start(profiled_costs(), range(8))
 
-    def plan(self: Any, *_: Any, steps: int) -> Plan:
+    def plan(*_: Any, steps: int) -> Plan:
         clock.now += 0.001
-        self.speedup = 1.5
         return ahead([2, 2])
 
     monkeypatch.setattr(Planner, "plan", plan)
-    # The first has no step before it to be timed by; the others make 3 and 5 tokens.
+    # The first has no step before it to be timed by.
     steps = [step({"a": 2, "b": 2}, {"a": a, "b": b}) for a, b in ((1, 1), (2, 1), (3, 2))]
     sent = run(scheduler, monkeypatch, clock, *steps)
-    plain = sent.pop("plain_tokens")
-    assert plain > 0
-    assert sent.pop("expected_tokens") == pytest.approx(1.5 * plain)
     assert sent == pytest.approx(
         {
             "drafted_steps": 3,
             "drafted_requests": 6,
             "planned_tokens": 12,
-            "produced_tokens": 8,
             "step_seconds": 2 * 0.051,
             "planning_seconds": 3 * 0.001,
         }

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 from vllm_dflash.engine.reporting.statistics import COUNTERS, DraftStatistics
-from vllm_dflash.planning.step import Plan, StepEstimate, StepRecord
+from vllm_dflash.planning.step import Plan, StepRecord
 
-NO_TIME = {"estimated": 0.0, "measured": 0.0}
 NOTHING = {
     **dict.fromkeys(COUNTERS, 0),
     "mean_acceptance_length": 0.0,
     "mean_draft_length": 0.0,
     "draft_lengths": [0, 0, 0, 0],
-    "costs_ms": {"step": NO_TIME, "draft": NO_TIME, "context": NO_TIME},
-    "predicted_speedup": 0.0,
-    "measured_speedup": 0.0,
     "planning_share": 0.0,
 }
 
@@ -38,7 +34,7 @@ def step_of(plan: Plan | None = None, **changes: Any) -> StepRecord:
 
 def drafted_step(**changes: Any) -> StepRecord:
     """The first and last are drafted. 50 ms, of which the target takes 40 and the drafter 8."""
-    plan = Plan(np.array([True, False, True]), width=3, utility_per_second=1.0, speedup=1.5)
+    plan = Plan(np.array([True, False, True]), width=3, utility_per_second=1.0)
     numbers = {
         "produced": np.array([3, 1, 1]),
         "verified": np.array([2, 2, 0]),
@@ -118,24 +114,7 @@ def test_drafts_from_texts_are_counted_with_the_others_and_by_themselves() -> No
         (step_of(any_eligible=True, **TEXTS), {"skipped_steps": 1}),
     ],
 )
-def test_a_step_without_an_estimate(step: StepRecord, counted: dict[str, Any]) -> None:
+def test_what_a_step_adds(step: StepRecord, counted: dict[str, Any]) -> None:
     statistics = DraftStatistics(3)
-    statistics.record_step(step, None)
+    statistics.record_step(step)
     assert changed(statistics) == {"steps": 1, **counted}
-
-
-def test_what_was_expected_against_what_came() -> None:
-    statistics = DraftStatistics(3)
-    estimate = StepEstimate(0.03, 0.012, 0.004, plain_seconds=0.025)
-    statistics.record_step(drafted_step(), estimate)
-    statistics.record_step(step_of(target_seconds=0.0), None)  # nothing is known of it
-    assert statistics.to_dict()["costs_ms"] == {
-        "step": {"estimated": 30.0, "measured": 40.0},
-        "draft": {"estimated": 12.0, "measured": 8.0},
-        "context": {"estimated": 4.0, "measured": 2.0},
-    }
-    # In 50 ms, plain decoding makes 2 x 3 tokens, 3 in 25 ms; this step made 5.
-    assert statistics.plain_tokens == pytest.approx(6)
-    assert statistics.produced_tokens == 5
-    assert statistics.to_dict()["predicted_speedup"] == pytest.approx(1.5)
-    assert statistics.to_dict()["measured_speedup"] == pytest.approx(5 / 6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ from support.planner_world import names, straight_costs
 from vllm_dflash.engine.v2.trees.tree_gain import ASSUMED_RATIO, TreeGain
 from vllm_dflash.planning import Floats, Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.search import Batch, best_lengths, first_best, utility_of
+from vllm_dflash.planning.search import first_best, utility_of
 from vllm_dflash.planning.step import Plan, Predicted, StepRecord
 
 CHANCES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=4)
@@ -31,55 +29,6 @@ def test_worth_of_a_draft(chances: list[list[float]]) -> None:
     utility = utility_of(survival)
     assert utility.cumsum(axis=1) == pytest.approx(np.log(1 + survival.cumsum(axis=1)))
     assert (np.diff(utility, axis=1) <= 1e-12).all(), "so the best n drafts are prefixes"
-
-
-def speeds(survival: Floats, lengths: Ints) -> Floats:
-    """Return the tokens per second of each request, [R]."""
-    seconds = (10 + len(lengths) + lengths.sum()) / 1000
-    accepted = [curve[:length].sum() for curve, length in zip(survival, lengths, strict=True)]
-    return (1 + np.array(accepted)) / seconds
-
-
-def best_of(utility: Floats) -> Plan:
-    """Return the best lengths of any."""
-    count, width = utility.shape
-    zeros = np.zeros(count, np.int64)
-    batch = Batch(zeros, zeros + width, zeros, utility, utility)
-    otherwise = Plan.without_block(count, lengths=zeros, rate=1.0)
-    return best_lengths(batch, utility, otherwise, COSTS, 0.0, np.zeros(0, np.int64), 0.0)
-
-
-@given(CHANCES)
-def test_no_lengths_have_a_better_mean_speed(chances: list[list[float]]) -> None:
-    """Brute force over each request's speed: the geometric mean of them."""
-    survival = survival_of(chances)
-    count = len(survival)
-
-    def mean(lengths: Ints) -> float:
-        return float(np.exp(np.log(speeds(survival, lengths)).mean()))
-
-    best = max(mean(np.array(one)) for one in product(range(4), repeat=count))
-    found = best_of(utility_of(survival))
-    assert mean(found.lengths) == pytest.approx(best, rel=1e-9)
-    assert found.rate == pytest.approx(count * best)
-
-
-@given(CHANCES)
-def test_by_the_best_steps_utility_per_second_no_other_is_better(
-    chances: list[list[float]],
-) -> None:
-    """So a step's drafts can be cut one by one once its utility per second is known."""
-    utility = utility_of(survival_of(chances))
-    found = best_of(utility)
-
-    def value(lengths: Ints) -> float:
-        gain = sum(one[:n].sum() for one, n in zip(utility, lengths, strict=True))
-        return float(gain - found.utility_per_second * lengths.sum() / 1000)
-
-    best = max(value(np.array(one)) for one in product(range(4), repeat=len(utility)))
-    assert value(found.lengths) == pytest.approx(best, abs=1e-9)
-    seconds = (10 + len(utility) + found.lengths.sum()) / 1000
-    assert found.utility_per_second == pytest.approx(len(utility) / seconds)
 
 
 @given(CHANCES, st.integers(1, 9))

@@ -11,7 +11,7 @@ import pytest
 from support.planner_world import names, step_of, straight
 from support.told_planner import ToldPlanner, v2
 from vllm_dflash.planning.costs import StepCosts
-from vllm_dflash.planning.planner import MARGIN, Planner
+from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.probes import PROBE_SHARE
 from vllm_dflash.planning.step import Predicted
 
@@ -22,46 +22,18 @@ def test_drafts_to_the_full_until_costs_are_known() -> None:
     planner = Planner(3, 8)
     plan = planner.plan(names(2), np.array([10, 10]), np.array([3, 1]))
     assert (plan.lengths.tolist(), plan.runs_block, plan.drafted.all()) == ([3, 1], True, True)
-    assert planner.record_step(step_of(names(2), np.array([3, 1]), np.array([1, 1]))) is None
+    planner.record_step(step_of(names(2), np.array([3, 1]), np.array([1, 1])))  # teaches nothing
 
 
-@pytest.mark.parametrize("curve", [(0.9, 0.8, 0.7), (0.8, 0.3, 0.1), (0.5, 0.2, 0.1), (0.1,) * 3])
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
 @pytest.mark.parametrize("of", ["V1", "V2"])
-def test_the_length_with_the_best_rate_is_chosen(
-    curve: tuple[float, ...], count: int, of: str
-) -> None:
-    """Compares the rate of every length, worked out one by one."""
-    planner = ToldPlanner(*curve, v2=v2(1, 2, 3, **ALIKE) if of == "V2" else None)
-    planner.blocks.num_observed[planner.rows(names(count))] = 1  # V1 tries what is new with few
-    rates, times = {0: count / (10 + count)}, {}
-    storing = (4 + count) / 20
-    for length in (1, 2, 3):
-        ms = 10 + count * (1 + length) + (2 + count * (1 + length)) / 4 + storing
-        if of == "V2":  # a block is as wide as can be
-            ms += count * (3 - length) / 4
-        rates[length], times[length] = count * (1 + sum(curve[:length])) / ms, ms
-    best = max(rates, key=rates.__getitem__)
-    chosen = planner.plans([3] * count)
-    if rates[best] > MARGIN * rates[0]:
-        length = chosen.width if of == "V1" else int(chosen.lengths[0])
-        assert (length, chosen.runs_block) == (best, True)
-        assert chosen.rate == pytest.approx(1000 * rates[best])
-        assert planner.speedup == pytest.approx(rates[best] / rates[0])
-        assert chosen.utility_per_second == pytest.approx(1000 * count / times[best])
-    else:
-        assert not chosen.lengths.any()
-        assert not chosen.runs_block
-        assert planner.speedup == chosen.speedup == 1.0
-
-
 @pytest.mark.parametrize(("gain", "drafts"), [(0.22, True), (0.21, False)])
-def test_drafting_must_promise_one_percent_more(gain: float, drafts: bool) -> None:
+def test_drafting_must_promise_one_percent_more(gain: float, drafts: bool, of: str) -> None:
     """1.25 ms for the block and its context, 12 to verify; plain decoding is one token in 11 ms:
     1.0128 times as fast, and 1.0045."""
-    ours = ToldPlanner(gain)
+    ours = ToldPlanner(gain, v2=v2() if of == "V2" else None)
     plan = ours.plans([1])
     assert bool(plan.width) == plan.drafted.any() == drafts
+    assert plan.lengths.tolist() == [drafts]
     assert plan.utility_per_second == pytest.approx(1000 / (13.25 if drafts else 11))
 
 
@@ -79,7 +51,7 @@ def test_nobody_who_could_be_drafted(of: str) -> None:
 
 def test_what_was_never_measured_is_tried_with_few() -> None:
     """A promise of what no request has shown yet. Each that has shown it lets two more be tried."""
-    cheap = StepCosts(straight(10, 0.02), straight(0.1, 0.005), straight(0.02, 0.001), 64)
+    cheap = StepCosts(straight(10, 0.02), straight(0.1, 0.005), straight(0.02, 0.001))
     ours, limits = ToldPlanner(0.9, 0.8, costs=cheap), [2] * 40
     assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE
     rows = ours.rows(names(40))

@@ -15,16 +15,6 @@ from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import TEXT
 
 
-def test_one_long_context_gets_no_drafts_and_short_ones_go_on() -> None:
-    """The long one is an inner one of four. A draft there takes 92 ms more, a plain step 14."""
-    costs = straight_costs()
-    costs.attention = costs.attention._replace(draft=0.5e-6)
-    planner = ToldPlanner(0.9, 0.8, 0.7, costs=costs, v2=v2())
-    plan = planner.plans([3] * 4, [100, 185_000, 100, 100])
-    assert plan.runs_block
-    assert plan.lengths.tolist() == [3, 0, 3, 3]
-
-
 def learn(planner: Planner, verified: list[int], accepted: list[int], **more: Any) -> None:
     """Learn from a step of V2's."""
     step = step_of(names(len(verified)), np.array(verified), np.array(accepted))
@@ -50,7 +40,7 @@ def test_where_a_text_goes_on_no_block_is_needed() -> None:
     plan = planner.plans([3, 3])
     assert not plan.runs_block
     assert plan.lengths.tolist() == [3, 0]
-    assert planner.speedup > 1.5
+    assert plan.rate > 1.5 * 2 / 0.012
     # A block runs if it brings more to the other request than it takes.
     planner.blocks.curves[:] = 0.9, 0.8, 0.7
     plan = planner.plans([3, 3])
@@ -117,14 +107,10 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     planner, costs = ToldPlanner(0.1, 0.1, 0.1, v2=v2()), straight_costs()
     step = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     step.draft_rows, step.target_seconds = draft_rows, 0.015
-    estimate = planner.record_step(step)
+    planner.record_step(step)
     alone = step_of(names(2), np.array([0, 0]), np.array([0, 0]))
     alone.target_seconds = 0.015 - drafting
-    of_alone = costs.record_step(alone)
-    # The estimate that the step's time is compared with includes the block, too.
-    assert estimate is not None
-    assert estimate.target_seconds == pytest.approx(of_alone.target_seconds + drafting)
-    assert estimate.plain_seconds == of_alone.plain_seconds
+    costs.record_step(alone)
     rows = np.array([2, 4, 8])
     assert planner.costs.target(2, rows) == pytest.approx(costs.target(2, rows))
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
@@ -133,7 +119,7 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
 def test_a_block_profiled_too_slow_does_not_make_plain_decoding_fast() -> None:
     """Its estimated time is subtracted from steps that were measured with it: what is left for the
     target is too little, and says nothing about steps without drafts."""
-    slow = StepCosts(straight(10, 1), straight(5, 0.25), straight(0.2, 0.05), 64)
+    slow = StepCosts(straight(10, 1), straight(5, 0.25), straight(0.2, 0.05))
     planner = ToldPlanner(0.1, 0.1, 0.1, costs=slow, v2=v2())
     plain = planner.costs.plain(2)
     for _ in range(40):

@@ -24,7 +24,8 @@ def test_every_request_has_a_row_of_its_own_while_it_is_known(batches: list[list
         is_new = [name not in known for name in batch]
         for name, row in zip(batch, rows.tolist(), strict=True):
             assert known.setdefault(name, row) == row
-        assert (learner.blocks.num_observed[rows] == 0).tolist() == is_new
-        learner.blocks.num_observed[rows] = 1
+        for held in (learner.blocks.num_observed, learner.texts.num_observed, learner._handed):
+            assert (held[rows] == 0).tolist() == is_new
+            held[rows] = 1
         assert len(set(known.values())) == len(known)
         assert set(known.values()) <= set(range(num_rows))

@@ -22,10 +22,8 @@ all rejected at the same place, in the same step."""
 LEAST_ACCEPTED = 0.1
 """Accepted drafts per verification below which acceptance counts as chance: a drafter with random
 weights sometimes hits a token, and one whose drafts are one position late finds repeated ones."""
-STEPS_FOR_A_LINE, STEPS_FOR_A_GAIN = 32, 256
-"""Minimum steps compared with the cost model: since the last line for another line, and since the
-start for a gain in it. An engine's first steps are slow, because kernels are being prepared, and
-say nothing about the gain."""
+STEPS_FOR_A_LINE = 32
+"""Minimum steps in which drafts could have been used, for another line about them."""
 
 
 def logger() -> Logger:
@@ -110,44 +108,34 @@ def log_costs(costs: StepCosts, seconds: float) -> None:
 
 
 class PeriodicLog:
-    """Logs what was planned since the last line, and what steps took. vLLM's own line says how many
-    drafts were verified and accepted."""
+    """Logs what was planned since the last line. vLLM's own line says how many drafts were verified
+    and accepted."""
 
     def __init__(self, statistics: DraftStatistics, interval: float) -> None:
         """Log at most one line per `interval` seconds."""
         self._statistics = statistics
         self._increases = Increases(statistics, interval)
-        self._timed = statistics.costs[0].copy()
+        self._counted = 0
+        """Steps up to the last line in which any request could have been drafted."""
 
     def tick(self) -> None:
-        """Call after each step. Logs if a line is due and any request could have been drafted.
+        """Call after each step. Logs if a line is due.
 
-        A line that is due waits for enough steps, however long the engine is idle before them.
+        One that is due waits for enough steps, however long the engine is idle before them.
         """
-        steps, estimated, measured = self._statistics.costs[0] - self._timed
-        if steps < STEPS_FOR_A_LINE:
-            return
-        fresh = self._increases.tick()
+        counted = self._statistics.drafted_steps + self._statistics.skipped_steps
+        fresh = None
+        if counted - self._counted >= STEPS_FOR_A_LINE:
+            fresh = self._increases.tick()
         if fresh is None:
             return
-        self._timed = self._statistics.costs[0].copy()
-        since = Counter(fresh)
+        self._counted, since = counted, Counter(fresh)
         able = since["drafted_steps"] + since["skipped_steps"]
-        if not able:
-            return
         parts = [f"DFlash planner: Drafted steps: {100 * since['drafted_steps'] / able:.0f}%"]
         if drafts := since["draft_tokens"]:
             parts += [f"Free drafts: {100 * since['free_draft_tokens'] / drafts:.0f}%"]
         else:
             parts[0] += " (drafts do not pay at this load)"
-        was, expected = 1000 * measured / steps, 1000 * estimated / steps
-        parts += [f"Step: {was:.1f} ms (estimated {expected:.1f} ms)"]
-        if (plain := since["plain_tokens"]) and self._timed[0] >= STEPS_FOR_A_GAIN:
-            parts += [
-                "Estimated gain over plain decoding, by the cost model:"
-                f" {since['produced_tokens'] / plain:.2f}x"
-                f" (planned: {since['expected_tokens'] / plain:.2f}x)"
-            ]
         logger().info("%s", ", ".join(parts))
 
 

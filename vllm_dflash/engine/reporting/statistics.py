@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from vllm_dflash.planning import Floats, Ints
-from vllm_dflash.planning.step import StepEstimate, StepRecord
+from vllm_dflash.planning import Ints
+from vllm_dflash.planning.step import StepRecord
 
 UNIT = 1e-6
 """Unit of figures in messages: the field in vLLM's statistics holds only integers."""
 Figures = dict[str, int]
 """Increase of each counter that increased, in `UNIT`."""
-COSTS = ("step", "draft", "context")
-"""Times that are estimated for each step."""
 
 
 def _counter(about: str, *, is_shown: bool = False) -> Any:
@@ -60,15 +58,8 @@ class DraftStatistics:
     draft_seconds: float = _counter("Of it, time of the drafter's blocks.")
     context_seconds: float = _counter("Of it, time of storing context.")
     planning_seconds: float = _shown("Time spent on choosing draft lengths.")
-    produced_tokens: int = _shown("Tokens of the steps that the cost model was compared with.")
-    expected_tokens: float = _shown("Tokens that the planner expected of those steps.")
-    plain_tokens: float = _shown(
-        "Tokens that plain decoding makes in the same time, by the cost model."
-    )
     draft_lengths: Counter[int] = field(default_factory=Counter)
     """How often each length from 0 to K was chosen for a request in a drafted step."""
-    costs: Floats = field(default_factory=lambda: np.zeros((len(COSTS), 3)))
-    """Count, estimated seconds and measured seconds for each of `COSTS`, [3, 3]."""
 
     def clear(self) -> None:
         """Reset all counters to zero, in place."""
@@ -105,34 +96,25 @@ class DraftStatistics:
         self.planned_tokens += sum(lengths)
         self.draft_lengths.update(lengths)
 
-    def record_step(self, step: StepRecord, estimate: StepEstimate | None) -> None:
-        """Count a step that has ended; `estimate`: its expected time, if there is one."""
+    def record_step(self, step: StepRecord) -> None:
+        """Count a step that has ended."""
         plan = step.plan
         blocks = np.where(step.from_text, 0, step.lengths)[plan.drafted]
         self.record_blocks(blocks.tolist(), any_eligible=step.any_eligible)
         self.probes += plan.is_probe and plan.runs_block
         self.nan_drafts += step.nan_drafts
-        self.record_times(step, estimate)
+        self.record_times(step)
 
-    def record_times(self, step: StepRecord, estimate: StepEstimate | None) -> None:
-        """Count a step's times, and compare them with their estimate, if there is one."""
+    def record_times(self, step: StepRecord) -> None:
+        """Count a step's times."""
         self.step_seconds += step.seconds
         self.draft_seconds += step.draft_seconds
         self.context_seconds += step.context_seconds
         self.planning_seconds += step.planning_seconds
-        if estimate is None:
-            return
-        has_part = np.array([1, step.draft_rows > 0, step.context_rows > 0])
-        measured = np.array([step.target_seconds, step.draft_seconds, step.context_seconds])
-        self.costs += has_part[:, None] * np.stack([np.ones(3), estimate[:3], measured], axis=1)
-        plain = float(step.num_requests * measured.sum() / estimate.plain_seconds)
-        self.plain_tokens += plain
-        self.expected_tokens += plain * step.plan.speedup
-        self.produced_tokens += step.num_requests + int(step.accepted.sum())
 
     def scheduler_counters(self) -> dict[str, Any]:
         """Return what only V2's scheduler counts, to `merge_scheduler_counters` in a worker."""
-        return {name: getattr(self, name) for name in OF_SCHEDULER} | {"costs": self.costs.copy()}
+        return {name: getattr(self, name) for name in OF_SCHEDULER}
 
     def merge_scheduler_counters(self, counted: dict[str, Any]) -> None:
         """Replace these counters with the scheduler's."""
@@ -144,29 +126,19 @@ class DraftStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """Counters and means derived from them, for `dflash_stats`; only plain Python values."""
-        count, plain, seconds = self.verifications, self.plain_tokens, self.step_seconds
-        means = 1000.0 * self.costs[:, 1:] / np.maximum(self.costs[:, :1], 1)
+        count, seconds = self.verifications, self.step_seconds
         return {
             **self.counts(),
             "mean_acceptance_length": 1 + self.accepted_tokens / count if count else 0.0,
             "mean_draft_length": self.draft_tokens / count if count else 0.0,
             "draft_lengths": [self.draft_lengths[length] for length in range(self.max_draft + 1)],
-            "costs_ms": {
-                name: {"estimated": round(estimated, 3), "measured": round(measured, 3)}
-                for name, (estimated, measured) in zip(COSTS, means.tolist(), strict=True)
-            },
-            "predicted_speedup": self.expected_tokens / plain if plain else 0.0,
-            "measured_speedup": self.produced_tokens / plain if plain else 0.0,
             "planning_share": self.planning_seconds / seconds if seconds else 0.0,
         }
 
 
 COUNTERS = {each.name: each.metadata["about"] for each in fields(DraftStatistics) if each.metadata}
 """Description of each counter, by name."""
-OF_SCHEDULER = (
-    *("probes", "step_seconds", "planning_seconds"),
-    *("produced_tokens", "expected_tokens", "plain_tokens"),
-)
+OF_SCHEDULER = "probes", "step_seconds", "planning_seconds"
 """Names of the counters that `DraftStatistics.scheduler_counters` returns."""
 METRICS = [each.name for each in fields(DraftStatistics) if each.metadata.get("is_shown")]
 """Names of the counters that are shown at `/metrics`."""

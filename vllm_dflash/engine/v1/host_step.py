@@ -28,7 +28,6 @@ from vllm_dflash.engine.reporting.statistics import DraftStatistics
 from vllm_dflash.engine.step_clock import StepClock
 from vllm_dflash.engine.v1.backlog import ContextBacklog
 from vllm_dflash.engine.v1.block_forward import NO_BLOCKS, BlockDrafts, BlockForward
-from vllm_dflash.engine.v1.fixed_length import FixedLength
 from vllm_dflash.engine.v1.target_batch import TargetBatch
 from vllm_dflash.model.context_projection import ContextProjection
 from vllm_dflash.planning.planner import Planner
@@ -53,7 +52,7 @@ class HostStep:
         self.page_size = page_size
         self.block = block
         self.context = context
-        self.planner: Planner | FixedLength = FixedLength(self.width)
+        self.planner = Planner(self.width, 1)
         self.free_drafts: NgramIndex | None = None
         """Source of free drafts; None: no free drafts."""
         self.backlog: ContextBacklog | None = None
@@ -110,16 +109,15 @@ class HostStep:
     def end(self, step: StepRecord) -> None:
         """Time a finished step, learn what it cost unless it repeated a plan, and count it."""
         self._clock.finish(step)
-        estimate = None
         if not step.repeats_plan:
             if step.target_seconds:  # a plan's time belongs to all steps that it holds for
                 step.target_seconds -= self._plan_seconds * (1 - 1 / (1 + step.plan.holds_for))
             before = step.planning_seconds
             with step.timing("planning"):
-                estimate = self.planner.record_step(step)
+                self.planner.record_step(step)
             learning = step.planning_seconds - before
             self._cadence.record_step(self._plan_seconds + learning, step.seconds)
-        self.statistics.record_step(step, estimate)
+        self.statistics.record_step(step)
 
     # --- the parts of a step, in their order ------------------------------------------------------
 
@@ -175,7 +173,8 @@ class HostStep:
         steps, self._since_plan, self._longest_useless = self._since_plan, 0, 0
         before = step.planning_seconds
         with step.timing("planning"):
-            self.planner.learn_drafts(step)
+            if self.planner.is_started:
+                self.planner.learn_drafts(step)
             waiting = None
             if self.backlog is not None:
                 table = batch.block_table.numpy()
@@ -189,7 +188,7 @@ class HostStep:
                 steps=steps,
             )
         self._plan_seconds = step.planning_seconds - before
-        if self.planner.agrees_across_ranks:
+        if not self.planner.is_started:
             step.plan = plan
             return
         if plan.is_probe:
@@ -238,7 +237,7 @@ class HostStep:
         step.max_drafts = usable
         with step.timing("planning"):
             step.lengths, step.from_text = self.planner.choose(step, block.confidence)
-        if not self.planner.agrees_across_ranks:
+        if self.planner.is_started:
             step.lengths, step.from_text = from_rank_0((step.lengths, step.from_text))
         if step.predicted is not None and not step.lengths.any():
             self._longest_useless = step.predicted.longest_match

@@ -10,7 +10,6 @@ last plan (`plan_cache.py`). Only outputs of steps with a new plan are learned f
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -216,7 +215,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             self._start(facts)
         self._record_step(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if scheduler_output.total_num_scheduled_tokens:
+        if scheduler_output.total_num_scheduled_tokens and self.planner.is_started:
             self._log.tick()
         return outputs
 
@@ -263,10 +262,9 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         with step.timing("planning"):
             if outcomes is not None and self.planner.is_started:
                 self.planner.learn_outcomes(step, outcomes)
-            estimate = self.planner.record_step(step)
+            self.planner.record_step(step)
         self._cadence.record_step(self._planning_seconds + step.planning_seconds, step.seconds)
-        step.plan = replace(step.plan, speedup=self.planner.speedup)
-        self.statistics.record_times(step, estimate)
+        self.statistics.record_times(step)
 
 
 class V2AsyncScheduler(V2Scheduler, AsyncScheduler):
