@@ -33,7 +33,6 @@ V1: dict[str, tuple[Any, float]] = {
     "short requests, useless, 8": (0, 0.975),
     "short requests, good, 8": (7, 0.975),
     "useless, good, useless, 1": (0, 0.96),
-    "greedy + texts, 8": (2, 1.2),
     "copies + texts, 8": (0, 1.36),
     "profile x 0.6, 8": (2, 1.2),
     "profile x 1.6, 8": (2, 1.18),
@@ -43,7 +42,6 @@ V1: dict[str, tuple[Any, float]] = {
 }
 V2: dict[str, tuple[Any, float]] = {
     "greedy, 1": (7, 0.985),
-    "greedy, 32": (7, 0.98),
     "greedy, 128": (3, 0.98),
     "drawn + texts, 32": (3, 0.975),
     "copies + texts, 8": (0, 4.3),
@@ -55,7 +53,6 @@ V2: dict[str, tuple[Any, float]] = {
     "profile x 0.6, 64": (3, 0.98),
     "profile x 1.6, 64": (3, 0.98),
     "host limit, 1": (7, 0.98),
-    "host limit, 8": (7, 0.98),
     "host limit, 32": (7, 0.97),
     "contexts of 1k to 60k, 8": (3, 1.02),
     "one good, one bad, 2": (7, 0.98),
