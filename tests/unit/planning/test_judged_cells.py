@@ -33,17 +33,15 @@ V1: dict[str, tuple[Any, float]] = {
     "short requests, useless, 8": (0, 0.975),
     "short requests, good, 8": (7, 0.975),
     "useless, good, useless, 1": (0, 0.96),
-    "greedy + texts, 8": (2, 1.2),
     "copies + texts, 8": (0, 1.36),
     "profile x 0.6, 8": (2, 1.2),
     "profile x 1.6, 8": (2, 1.18),
-    "contexts of 1k to 60k": ((7, 7, 0, 0), 0.95),
+    "contexts of 1k to 60k": ((7, 7, 0, 0), 0.94),
     "one good, one bad": ((7, 0), 0.97),
     "four good, four bad": ((4,) * 4 + (0,) * 4, 0.98),
 }
 V2: dict[str, tuple[Any, float]] = {
     "greedy, 1": (7, 0.985),
-    "greedy, 32": (7, 0.98),
     "greedy, 128": (3, 0.98),
     "drawn + texts, 32": (3, 0.975),
     "copies + texts, 8": (0, 4.3),
@@ -55,7 +53,6 @@ V2: dict[str, tuple[Any, float]] = {
     "profile x 0.6, 64": (3, 0.98),
     "profile x 1.6, 64": (3, 0.98),
     "host limit, 1": (7, 0.98),
-    "host limit, 8": (7, 0.98),
     "host limit, 32": (7, 0.97),
     "contexts of 1k to 60k, 8": (3, 1.02),
     "one good, one bad, 2": (7, 0.98),
@@ -113,7 +110,7 @@ def test_requests_that_come_with_placeholders(regime: Regime) -> None:
 
 
 def test_probes_become_rare_but_never_cease() -> None:
-    table, drafted = CostTable.read("cpu_2_cores"), np.zeros((3, 20), np.int64)
+    table, drafted = CostTable.read("cpu_2_cores"), np.zeros((2, 20), np.int64)
     for number, counts in enumerate(drafted):
         seeds = 10 * number, 10 * number + 1
         streams = [made_up(0.02, length=2500, seed=seed, overrated=0.1) for seed in seeds]
@@ -122,7 +119,7 @@ def test_probes_become_rare_but_never_cease() -> None:
             made.drafted[:] = 0
             made.run(steps=100)
             counts[place] = made.drafted.sum()
-    assert 0 < drafted[:, 10:].sum() < drafted[:, :10].sum() < 3 * 60
+    assert 0 < drafted[:, 10:].sum() < drafted[:, :10].sum() < 2 * 60
     assert (drafted[:, ::2] + drafted[:, 1::2]).min() > 0
 
 
