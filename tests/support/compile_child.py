@@ -144,7 +144,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "tree_walk._walk": [{**NODES, "D": 15, "CUTS": 3}, {**ONE_NODE, "D": 1, "CUTS": 3}],
     "tree_context._attend_context": [TREE, LARGEST_HEAD],
     "tree_nodes._attend_nodes": [
-        {**TREE, "HAS_SINKS": False, "found_parts": "*bf16"},
         {**TREE, "HAS_SINKS": False},
         {**LARGEST_HEAD, "HAS_SINKS": True},
     ],
