@@ -47,8 +47,6 @@ GRADING = {
     "ROWS": 256,
 }
 OVERALL = {"BLOCK": 1, "TEXT": 2, "LOG_MEMORY": log2(0.98), "TILE": 128, "COLUMNS": 11}
-DRAWING = {"tokens": "*i32", "rows": "*i64"}
-ALL_ROWS: dict[str, Any] = {**DRAWING, "rows": None}
 MOST_LIKELY: dict[str, Any] = {
     **dict.fromkeys(("row_slots", "positions", "temperatures", "seeds", "d2t")),
     "USE_FP64": False,
@@ -112,29 +110,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "text_look_up._predict": [{**WIDTHS, "PADDED_PARTS": 128}, {**ONE, "PADDED_PARTS": 1}],
     "grading._grade": [{**GRADING, **WIDTHS}, {**GRADING, **ONE, "chains": None}],
     "grading._learn_overall": [{**OVERALL, **WIDTHS}, {**OVERALL, **ONE}],
-    "drawing_kernels._draw": [
-        {**DRAWING, "logits": "*bf16", "V": 151936, "TILE": 8192, "USE_FP64": False},
-        {**ALL_ROWS, "logits": "*fp32", "V": 151936, "TILE": 8192, "USE_FP64": False},
-        {
-            **DRAWING,
-            "values": "*fp64",
-            "logits": "*fp32",
-            "V": 1000,
-            "TILE": 1024,
-            "USE_FP64": True,
-        },
-    ],
     "drawing_kernels._accept": [
-        {**DRAWING, "drafts": "*i32", "PADDED_W": 8, "PADDED_TILES": 32, "NOBODY": 1 << 30},
-        {
-            **ALL_ROWS,
-            "drafts": "*i32",
-            "seq_lens": None,
-            "values": "*fp64",
-            "PADDED_W": 128,
-            "PADDED_TILES": 32,
-            "NOBODY": 1 << 30,
-        },
+        {"drafts": "*i32", "V": 151936, "PADDED_W": 8},
+        {"drafts": "*i32", "seq_lens": None, "V": 151936, "PADDED_W": 128},
     ],
     "tree_growth._grow": [GROWTH, {**GROWTH, **FEW_NODES}],
     "tree_rows._place": [
