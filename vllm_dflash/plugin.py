@@ -69,8 +69,8 @@ In a worker (`engine/worker.py` and its subclasses, which also extend vLLM's met
   graphs then fuse them, without launches in each step. Replaced by: vLLM 0.33's drafter graph does
   so, with a copy of the taps. Upstream: none.
 - drawing verifier: the runner's `sampler` and `rejection_sampler` on V2 (`engine/v2/drawing.py`).
-  Why: they draw what plain decoding would, with two launches for six, and texts do not depend on
-  drafts. Replaced by: a `rejection_sample_method` that does so. Upstream: none.
+  Why: they draw what plain decoding would, so that texts do not depend on drafts. Replaced by: a
+  `rejection_sample_method` that does so. Upstream: none.
 - captured lengths: `build_dynamic_sd_schedule_lookup` while a runner plans its graphs, and
   `spec_token_ids` of each request (V2). Why: all lengths have graphs even with few requests, and
   each request has its own number of drafts. Replaced by: as for "speculative config".

@@ -13,7 +13,7 @@ from support.kernel_oracles import ORACLES
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    # On an emulated GPU they are interpreted, as in tests/unit/engine/test_kernel_oracles.py.
+    # On an emulated GPU they are interpreted, as in tests/unit/engine/test_kernels_compile.py.
     *([pytest.mark.slow] if torch_cuda.is_installed() else []),
 ]
 CASES = [

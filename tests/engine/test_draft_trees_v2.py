@@ -129,8 +129,8 @@ def test_trees_of_different_sizes_and_texts_beside_them(
         monkeypatch.setattr(
             scheduler._trees,
             "lengths",
-            lambda plan, *batch: np.minimum(
-                of_trees(plan.lengths, *batch)[-1], sizes[: len(batch[0])]
+            lambda plan, limits, names, requests, _: np.minimum(
+                of_trees(plan.lengths, limits, names, requests)[-1], sizes[: len(names)]
             ),
         )
         tokens = token_ids(llm, TEXTS, greedy(NEW_TOKENS, ignore_eos=True))

@@ -21,10 +21,11 @@ for_gpus = pytest.mark.parametrize(
 """Mark of tests with an argument `gpus`: compute capabilities, without the point."""
 
 
-def told_by(child: str, gpus: Sequence[str]) -> list[dict[str, Any]]:
-    """Run a module of `support` for these GPUs. Return the JSON of each line that it prints."""
+def told_of(kernels: Sequence[dict[str, Any]], gpus: Sequence[str]) -> list[dict[str, Any]]:
+    """Compile kernels for these GPUs. Return what the child prints of each."""
     process = subprocess.run(
-        [sys.executable, "-m", f"support.{child}", *gpus],
+        [sys.executable, "-m", "support.compile_child", *gpus],
+        input=json.dumps(kernels),
         env={**os.environ, **importing_support(), "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,

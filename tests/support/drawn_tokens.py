@@ -11,7 +11,7 @@ import torch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from support.kernel_oracle import Oracle
-from vllm_dflash.engine.v2.drawing import DrawingSampler, DrawingVerifier
+from vllm_dflash.engine.v2.drawing import DrawingSampler, DrawingVerifier, draw_batch
 from vllm_dflash.engine.v2.drawing_kernels import Verified
 
 TEMPERATURES = (0.0, 1.0, 0.7)
@@ -137,23 +137,44 @@ class Step:
         verifier: DrawingVerifier = made
         return verifier
 
-    def verify(self, *, gathered: bool = False) -> Verified:
-        """Let the device verify; `gathered`: rows are given as vLLM gathers them in a step with log
-        probabilities, and it is left to vLLM who gets no token."""
-        tokens, positions = self.tokens, self.positions
-        if gathered:
-            tokens, positions = tokens[self.rows], positions[self.rows]
-        given = self.there(self.row_slots, tokens, positions, self.ends, self.slots)
-        rows, seq_lens = self.there(self.rows, self.seq_lens)
-        where = {} if gathered else {"rows": rows, "seq_lens": seq_lens}
-        return self.verifier().verify(self.logits, *given, **where)
+    def batch(self) -> Any:
+        """Return vLLM's batch of the step."""
+        slots, row_slots, rows, tokens, positions, ends, seq_lens = self.there(
+            *(self.slots, self.row_slots, self.rows, self.tokens, self.positions),
+            *(self.ends, self.seq_lens),
+        )
+        starts = self.ends[:-1].repeat(np.diff(self.ends))
+        local_rows = np.arange(len(self.rows), dtype=np.int32) - starts
+        return SimpleNamespace(
+            idx_mapping_np=self.slots,
+            idx_mapping=slots,
+            expanded_idx_mapping=row_slots,
+            logits_indices=rows,
+            input_ids=tokens,
+            positions=positions,
+            expanded_local_pos=self.there(local_rows)[0],
+            cu_num_logits=ends,
+            seq_lens=seq_lens,
+        )
 
-    def by_hand(self, *, gathered: bool = False) -> list[tuple[list[int], int]]:
+    def verify(self, *, in_parts: bool = False) -> Verified:
+        """Let the device verify; `in_parts`: as in a step with log-probabilities, in which it is
+        left to vLLM who gets no token."""
+        verifier, found = self.verifier(), list[Verified]()
+
+        def verify(*given: torch.Tensor, seq_lens: torch.Tensor) -> Verified:
+            found.append(verifier.verify(*given, **({} if in_parts else {"seq_lens": seq_lens})))
+            return found[0]
+
+        draw_batch(verifier.sampler, verify, self.logits, self.batch())
+        return found[0]
+
+    def by_hand(self, *, in_parts: bool = False) -> list[tuple[list[int], int]]:
         """Return each request's tokens, and how many of its drafts are rejected."""
         found: list[tuple[list[int], int]] = []
         for request, kind in enumerate(self.kinds.tolist()):
             first, count = int(self.ends[request]), int(self.num_rows[request])
-            if kind == CHUNK and not gathered:
+            if kind == CHUNK and not in_parts:
                 found.append(([], 0))
                 continue
             written = [self.drawn[first]]
@@ -165,13 +186,13 @@ class Step:
             found.append((written, count - len(written)))
         return found
 
-    def check(self, *, gathered: bool = False) -> tuple[list[int], list[int]]:
+    def check(self, *, in_parts: bool = False) -> tuple[list[int], list[int]]:
         """Raise AssertionError if the device decides otherwise. Return what it draws at each row,
         and what it should."""
-        found = self.verify(gathered=gathered)
+        found = self.verify(in_parts=in_parts)
         assert found.sampled.shape == (len(self.slots), 1 + self.width)
         sampled, rejected = found.sampled.tolist(), found.num_rejected.tolist()
-        by_hand = self.by_hand(gathered=gathered)
+        by_hand = self.by_hand(in_parts=in_parts)
         for tokens, count, refused, (written, expected) in zip(
             sampled, found.num_sampled.tolist(), rejected, by_hand, strict=True
         ):
@@ -184,8 +205,8 @@ def compare(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens drawn at each row, found and expected; both are equal, as is all else."""
     step = Step(case, case.num_requests, dtype, device)
-    for gathered in (False, True):
-        found, expected = step.check(gathered=gathered)
+    for in_parts in (False, True):
+        found, expected = step.check(in_parts=in_parts)
         assert found == expected
     return torch.tensor(found).double(), torch.tensor(expected).double()
 

@@ -7,6 +7,7 @@ addresses that are multiples of 16 or not, and for other constants. In a step, t
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,39 @@ def compiled() -> Iterator[set[Variant]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpretedFunction, "run", noted)
+        yield found
+
+
+@contextmanager
+def launched() -> Iterator[dict[str, dict[str, Any]]]:
+    """Collect what a compiler needs to know of our kernels that are launched inside, whatever their
+    sizes: name, types of arguments (of tensors that may be missing, None) and constants. By itself
+    as JSON, since many launches are alike."""
+    found: dict[str, dict[str, Any]] = {}
+    run = interpreter.GridExecutor.__call__
+
+    def noted(grid: Any, *args: Any, **kwargs: Any) -> Any:
+        if grid.fn.__module__.startswith("vllm_dflash."):  # not vLLM's, which oracles may run
+            parameters = inspect.signature(grid.fn).parameters
+            values = {**dict(zip(parameters, args, strict=False)), **kwargs}
+            fixed = [n for n in parameters if "constexpr" in str(parameters[n].annotation)]
+            types = {
+                name: value
+                if value is None
+                else native_specialize_impl(BaseBackend, value, False, False, False)[0]
+                for name, value in values.items()
+                if name in parameters and name not in fixed
+            }
+            one = {
+                "kernel": f"{grid.fn.__module__.rpartition('.')[2]}.{grid.fn.__name__}",
+                "types": types,
+                "fixed": {name: values[name] for name in fixed},
+            }
+            found[json.dumps(one)] = one
+        return run(grid, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.GridExecutor, "__call__", noted)
         yield found
 
 

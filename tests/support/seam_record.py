@@ -25,8 +25,6 @@ ROOMS = {
     "engine/v2": "v2",
 }
 """Part whose imports are those of a folder or file. Imports of all others are in `rest`."""
-ONLY_ON_CUDA = frozenset({"vllm.v1.attention.backends.fa_utils:flash_attn_varlen_func"})
-"""Imported where it is used; a vLLM for CPUs cannot import it. So it is watched instead."""
 
 
 def _entry(file: Path, node: ast.stmt) -> Record:
@@ -60,7 +58,7 @@ def imported() -> dict[str, set[frozenset[str]]]:
         rooms = [one.as_posix() for one in (path, *path.parents)]
         part = next((ROOMS[one] for one in rooms if one in ROOMS), "rest")
         files.setdefault(part, []).append(file)
-    return {part: imported_by(files[part]) - {ONLY_ON_CUDA} for part in sorted(files)}
+    return {part: imported_by(files[part]) for part in sorted(files)}
 
 
 def examine(sources: Sources) -> tuple[Record, list[str]]:

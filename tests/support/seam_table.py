@@ -131,7 +131,6 @@ SEAMS = {
     "watched": """
         vllm.config.speculative: SpeculativeConfig.use_eagle_block_drop
         vllm.config.vllm: VllmConfig.__post_init__
-        vllm.v1.attention.backends.fa_utils: flash_attn_varlen_func
         vllm.v1.attention.backends.flash_attn: FlashAttentionMetadataBuilder
         vllm.v1.core.sched.scheduler: Scheduler.schedule
         vllm.v1.outputs: AsyncModelRunnerOutput

@@ -3,8 +3,6 @@ interpreter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +15,8 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from emulated.interpreter import worst_arithmetic
 from support.drawn_tokens import Case, Step
 from vllm_dflash.engine.v2.drawing import DrawingSampler, DrawingVerifier, sample_by_drawing
-from vllm_dflash.engine.v2.drawing_kernels import TILE
 
 pytestmark = [
     pytest.mark.v2,
@@ -28,47 +24,28 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 SEEDS = st.integers(0, 2**32 - 1)
-Arithmetic = Callable[[], AbstractContextManager[None]]
-ARITHMETIC = (nullcontext, worst_arithmetic)
-"""As NumPy's, and as bad as on a GPU."""
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
 @settings(max_examples=settings().max_examples // 3)
 @given(
     seed=SEEDS,
     num_requests=st.integers(1, 5),
     width=st.sampled_from([1, 3, 7, 15]),
     vocab_size=st.sampled_from([1, 2, 9, 300]),
-    gathered=st.booleans(),
+    in_parts=st.booleans(),
     use_fp64=st.booleans(),
 )
 def test_tokens_are_drawn_and_drafts_accepted_as_by_hand(
-    arithmetic: Arithmetic,
     seed: int,
     num_requests: int,
     width: int,
     vocab_size: int,
-    gathered: bool,
+    in_parts: bool,
     use_fp64: bool,
 ) -> None:
     """Requests that decode, at several temperatures, beside some in their prompts."""
     step = Step(Case(num_requests, width, vocab_size, use_fp64), seed)
-    with arithmetic():
-        found, expected = step.check(gathered=gathered)
-    assert found == expected
-
-
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [TILE, TILE + 1, 3 * TILE + 17])
-def test_vocabularies_of_several_tiles(
-    vocab_size: int, dtype: torch.dtype, arithmetic: Arithmetic
-) -> None:
-    """In bfloat16 several tokens are equally likely."""
-    step = Step(Case(3, 3, vocab_size), vocab_size, dtype)
-    with arithmetic():
-        found, expected = step.check()
+    found, expected = step.check(in_parts=in_parts)
     assert found == expected
 
 
@@ -84,17 +61,6 @@ def greedy(logits: torch.Tensor, *drafts: int) -> tuple[list[int], int]:
     found = step.verify()
     (sampled,), number = found.sampled.tolist(), int(found.num_sampled[0])
     return sampled[:number], int(found.num_rejected[0])
-
-
-def test_of_equally_likely_tokens_the_first_is_drawn() -> None:
-    """Within a tile, and in several."""
-    logits = torch.zeros(1, 3 * TILE)
-    assert greedy(logits) == ([0], 0)
-    logits[0, [TILE - 1, TILE, TILE + 7, 2 * TILE]] = 5.0
-    assert greedy(logits) == ([TILE - 1], 0)
-    logits[0, TILE - 1] = 4.0
-    assert greedy(logits) == ([TILE], 0)
-    assert greedy(torch.full((1, 5), -torch.inf)) == ([0], 0)
 
 
 def test_a_draft_that_is_no_token_is_never_accepted() -> None:
@@ -122,7 +88,7 @@ def test_a_row_draws_the_same_in_any_batch(seed: int) -> None:
         np.array([5], np.int32),
     )
     alone.positions, alone.ends = np.array([position]), np.array([0, 1], np.int32)
-    assert alone.verify(gathered=True).drawn.tolist() == [whole[row]]
+    assert alone.verify(in_parts=True).drawn.tolist() == [whole[row]]
 
 
 # --- where vLLM's own verifier is replaced -------------------------------------------------------
@@ -215,24 +181,6 @@ def test_parameters_are_uploaded_once_for_all_new_requests(
     assert uploaded[-1] == 3  # not before the request is there
 
 
-def batch_of(step: Step) -> Any:
-    """Return a step as vLLM gives it to its verifier."""
-    row_slots, rows, tokens, positions, ends, slots, seq_lens = step.there(
-        *(step.row_slots, step.rows, step.tokens, step.positions),
-        *(step.ends, step.slots, step.seq_lens),
-    )
-    return SimpleNamespace(
-        idx_mapping_np=step.slots,
-        idx_mapping=slots,
-        expanded_idx_mapping=row_slots,
-        logits_indices=rows,
-        input_ids=tokens,
-        positions=positions,
-        cu_num_logits=ends,
-        seq_lens=seq_lens,
-    )
-
-
 NEEDS: list[dict[str, Any]] = [
     {"needs_logits_processing": True},
     {"num_logprobs": 0},
@@ -268,7 +216,7 @@ def test_only_steps_with_nothing_else_to_do_leave_out_vllms_verifier(
     )
     monkeypatch.setattr(RejectionSampler, "__call__", lambda *_: "vLLM's")
     found: Any = made(
-        step.logits, batch_of(step), needs.get("draft_logits"), needs.get("invalid_drafts")
+        step.logits, step.batch(), needs.get("draft_logits"), needs.get("invalid_drafts")
     )
     assert made.most_scored == needs.get("num_scored", 0)
     if needs:

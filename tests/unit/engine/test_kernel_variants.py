@@ -29,7 +29,7 @@ def verify(count: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         step = Step(Case(count, 3, 9), count, dtype)
         step.verify()
-        step.verify(gathered=True)
+        step.verify(in_parts=True)
         at, of = (2, int(step.ends[2])) if count > 2 else (0, 0)
         row_slots, tokens, positions = (
             each[of:]

@@ -124,7 +124,7 @@ def test_what_a_repeated_step_took_is_counted(
 ) -> None:
     scheduler = bare(monkeypatch, plans_every_step=False)
     monkeypatch.setattr(Cadence, "is_due", lambda *_: False)
-    scheduler._cache.keep_plan({"a": 3}, runs_block=True)
+    scheduler._cache.keep(["a"], np.array([3]), np.array([4]), runs_block=True)
     steps = [step({"a": 3}, {"a": 1}, reports=False) for _ in range(3)]
     sent = run(scheduler, monkeypatch, clock, *steps)
     assert sent["step_seconds"] == pytest.approx(0.1)

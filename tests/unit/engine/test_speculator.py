@@ -10,7 +10,11 @@ import torch
 from torch import nn
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 
+from support.pairs import drafter_config
+from vllm_dflash.checkpoint.read import parse_config
+from vllm_dflash.config.engine_options import EngineOptions
 from vllm_dflash.engine.reporting.statistics import DraftStatistics
+from vllm_dflash.engine.v2 import loaded_speculator
 from vllm_dflash.engine.v2 import speculator as module
 from vllm_dflash.engine.v2.draft_slots import Batch, Drafts, DraftSlots
 from vllm_dflash.engine.v2.exchange import (
@@ -21,6 +25,7 @@ from vllm_dflash.engine.v2.exchange import (
     StepPlan,
 )
 from vllm_dflash.engine.v2.grading import OUTCOME_COLUMNS
+from vllm_dflash.engine.v2.loaded_speculator import DFlashSpeculatorBase
 from vllm_dflash.engine.v2.speculator import PlannedSpeculator
 from vllm_dflash.engine.v2.text_look_up import has_room_for_texts
 from vllm_dflash.planning.step import BLOCK
@@ -236,6 +241,25 @@ def test_drafts_are_chosen_in_every_step(monkeypatch: pytest.MonkeyPatch, runs_b
         *(["block of 5"] * runs_block),
         *("learned", [4, 0, 2, -1, -1], runs_block),
     ]
+
+
+@pytest.mark.parametrize(("samples_from_anchor", "rows"), [(False, 1 + K), (True, K)])
+def test_a_block_has_as_many_rows_as_in_training(
+    monkeypatch: pytest.MonkeyPatch, samples_from_anchor: bool, rows: int
+) -> None:
+    """vLLM's speculator, which knows no other blocks, gives each a row more than it has drafts."""
+    spec = parse_config("drafter", drafter_config())
+    spec = spec.model_copy(update={"sample_from_anchor": samples_from_anchor})
+    options = EngineOptions(K, K, "fixed", spec)
+    monkeypatch.setattr(EngineOptions, "from_config", lambda _: options)
+    monkeypatch.setattr(loaded_speculator, "room_for_blocks", lambda config: config)
+    of_vllm = {"num_query_per_req": 1 + K, "sample_from_anchor": False}
+    monkeypatch.setattr(
+        DFlashSpeculator, "__init__", lambda made, *_: made.__dict__.update(of_vllm)
+    )
+    config: Any = SimpleNamespace()
+    made = DFlashSpeculatorBase(config, CPU)
+    assert (made.num_query_per_req, made.sample_from_anchor) == (rows, samples_from_anchor)
 
 
 @pytest.mark.parametrize(("length", "fits"), [(1 << 16, True), (1 << 20, False)])

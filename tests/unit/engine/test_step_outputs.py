@@ -159,7 +159,7 @@ def test_the_step_that_was_planned_is_learned_from(
     asked = plan_always(monkeypatch, 3, 3)
     due = [False, True, False, False, True, False]
     monkeypatch.setattr(Cadence, "is_due", lambda *_: due.pop(0))
-    scheduler._cache.keep_plan({"a": 3}, runs_block=True)
+    scheduler._cache.keep(["a"], np.array([3]), np.array([4]), runs_block=True)
     waiting, plans = [], []
     for number in range(6):
         scheduled, output = step({"a": 3, "b": 3}, {"a": 1 + number % 3, "b": 1})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.tree_rows import UNTOUCHED, Case, Made, Request, attention, make
+from support.tree_rows import UNTOUCHED, Case, Made, Request, make
 from vllm_dflash.engine.v2.trees.tree_attention import attend_to_trees, attention_unsupported_reason
-from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
+from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS
 
 pytestmark = pytest.mark.v2
 CASES = {
@@ -32,7 +32,7 @@ def causal(case: Case) -> torch.Tensor:
 class Layer:
     """A layer whose implementation counts calls of vLLM's `forward`."""
 
-    def __init__(self, made: Made, case: Case, flash_version: int | None) -> None:
+    def __init__(self, made: Made, case: Case) -> None:
         scores = made.scores
         self.calls = 0
         self.impl = SimpleNamespace(
@@ -45,8 +45,6 @@ class Layer:
             attn_type="decoder",
             forward=self.plain,
         )
-        if flash_version is not None:
-            self.impl.vllm_flash_attn_version = flash_version
         self.rows = causal(case)
 
     def plain(self, layer: Any, *arguments: Any, **_: Any) -> torch.Tensor:
@@ -59,67 +57,21 @@ class Layer:
         return SimpleNamespace(get_name=lambda: "TRITON_ATTN")
 
 
-def flash_attention(calls: list[dict[str, Any]]) -> Any:
-    """FlashAttention's function for ragged batches over a paged cache, written out as far as it is
-    used here."""
-
-    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **asked: Any) -> Any:
-        calls.append(asked)
-        assert asked["return_softmax_lse"]
-        assert not asked["causal"]
-        assert asked["fa_version"] == 3
-        starts, lens = asked["cu_seqlens_q"].tolist(), asked["seqused_k"].tolist()
-        found, sums = torch.zeros_like(q), torch.full((q.shape[1], len(q)), -torch.inf)
-        for request, length in enumerate(lens):
-            rows = slice(starts[request], starts[request + 1])
-            if not length or rows.start == rows.stop:
-                continue
-            places = torch.arange(length)
-            at = asked["block_table"][request][places // k.shape[1]].long(), places % k.shape[1]
-            seen = torch.ones(rows.stop - rows.start, length, dtype=torch.bool)
-            scores = Scores(asked["softmax_scale"], softcap=asked["softcap"])
-            found[rows], sums[:, rows] = attention(q[rows], k[at], v[at], seen, scores)
-        return found, sums
-
-    return varlen
-
-
-@pytest.fixture
-def flash_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Calls of FlashAttention, which this machine does not have."""
-    from vllm.v1.attention.backends import fa_utils
-
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", flash_attention(calls), raising=False)
-    return calls
-
-
-@pytest.mark.parametrize("version", [None, 2, 3])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_rows_of_trees_see_their_ancestors(
-    case: Case, version: int | None, flash_calls: list[dict[str, Any]]
-) -> None:
+def test_rows_of_trees_see_their_ancestors(case: Case) -> None:
     made = make(case)
-    layer = Layer(made, case, version)
+    layer = Layer(made, case)
     attend_to_trees([layer], made.trees)
-    for _ in range(2):  # the second time as another layer of the same batch
-        output = torch.full_like(made.query, UNTOUCHED)
-        layer.impl.forward(layer, made.query, None, None, made.kv_cache, made.batch, output)
-        torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
-    assert layer.calls == 2 * (made.batch.max_query_len > MOST_ROWS)
-    assert len(flash_calls) == 2 * (version == 3 and not case.window)
-    for call in flash_calls:  # contexts of chains beside prompts were already read
-        expected = [
-            (request.context + 1) * (request.has_tree or not layer.calls)
-            for request in case.requests
-        ]
-        assert call["seqused_k"].tolist()[:-2] == expected
+    output = torch.full_like(made.query, UNTOUCHED)
+    layer.impl.forward(layer, made.query, None, None, made.kv_cache, made.batch, output)
+    torch.testing.assert_close(output, made.expected, rtol=2e-5, atol=2e-5)
+    assert layer.calls == (made.batch.max_query_len > MOST_ROWS)
 
 
 def test_without_drafts_nothing_is_different() -> None:
     case = CASES["trees and a chain"]
     made = make(case)
-    layer = Layer(made, case, None)
+    layer = Layer(made, case)
     attend_to_trees([layer], made.trees)
     output = torch.empty_like(made.query)
     for batch in (None, replace(made.batch, max_query_len=1)):
@@ -172,7 +124,7 @@ def test_chains_are_what_vllms_kernel_makes_of_them() -> None:
 )
 def test_layers_that_are_refused(of_layer: dict[str, Any], why: str | None) -> None:
     case = CASES["window"]
-    layer: Any = Layer(make(case), case, None)
+    layer: Any = Layer(make(case), case)
     if "backend" in of_layer:
         name = of_layer.pop("backend")
         layer.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: name)

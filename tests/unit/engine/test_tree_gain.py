@@ -48,13 +48,15 @@ def test_what_trees_brought_counts() -> None:
     assert gain.ratios.tolist() == pytest.approx([1.0] * 3, abs=0.03)
 
 
-def test_sizes_that_did_not_pay_are_tried_again_one_day() -> None:
+@pytest.mark.parametrize("steps", [1, 30], ids=["every step", "every 30th step"])
+def test_sizes_that_did_not_pay_are_tried_again_one_day(steps: int) -> None:
+    """After as many steps, however seldom they are learned from."""
     gain = TreeGain(tree_sizes(NODES))
     for _ in range(100):
         gain.record_step(*told([31], [[4, 4, 4]], [4]))
     before = gain.ratios
-    for _ in range(3000):
-        gain.record_step(*told([15], [[4, 4, 4]], [4]))
+    for _ in range(3000 // steps):
+        gain.record_step(*told([15], [[4, 4, 4]], [4]), steps=steps)
     assert (before < 1.05).all()
     assert (gain.ratios[:2] < 1.05).all()
     assert gain.ratios[2] > 1.2

@@ -12,6 +12,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from vllm_dflash.engine.block_layout import draft_limits
 from vllm_dflash.engine.v2.trees import tree_requests
 from vllm_dflash.engine.v2.trees.draft_trees import DraftTrees
 from vllm_dflash.engine.v2.trees.tree_planning import TreePlanner
@@ -111,7 +112,10 @@ def draft_slots(
     )
     planner = TreePlanner(31, Planner(7, 8), config, 1000)
     lens, ends = np.array(context), np.full(len(names), 500)
-    found = planner._lengths_of_trees(np.array(chains), list(names), living, lens, ends)
+    limits = planner.limits(
+        draft_limits(lens, ends, 7, np.ones(len(names), bool)), list(names), living, lens, ends
+    )
+    found = planner._lengths_of_trees(np.array(chains), limits, list(names), living)
     return found.tolist()
 
 

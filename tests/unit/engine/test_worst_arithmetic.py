@@ -15,7 +15,7 @@ from emulated.interpreter import worst_arithmetic
 from support.decided_steps import World
 from support.drawn_tokens import Case, Step
 from vllm_dflash.engine.v2.confidence import find_argmax
-from vllm_dflash.engine.v2.drawing_kernels import TILE, draw
+from vllm_dflash.engine.v2.draft_noise import DraftNoise, noise_of
 
 pytestmark = [
     pytest.mark.v2,
@@ -33,19 +33,7 @@ def _worst(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def drawn_alone(logits: torch.Tensor) -> list[int]:
-    """Return the token that is drawn greedily after each row, each a request of its own."""
-    count = len(logits)
-    step = Step(Case(count, 1, logits.shape[1]), 0)
-    slots, ends = torch.arange(count), torch.arange(count + 1, dtype=torch.int32)
-    step.temperatures[:] = 0.0
-    drafts = torch.zeros(count, dtype=torch.int32)
-    found = step.verifier().verify(logits, slots, drafts, slots + 9, ends, slots)
-    tokens: list[int] = found.drawn.tolist()
-    return tokens
-
-
-@pytest.mark.parametrize("vocab_size", [9, 300, TILE + 9])
+@pytest.mark.parametrize("vocab_size", [9, 300, 1033])
 def test_rows_with_nan_draw_tokens_of_the_vocabulary(vocab_size: int) -> None:
     """Places after the vocabulary's end are -inf, to which NaN may lose."""
     logits = torch.zeros(4, vocab_size)
@@ -53,9 +41,13 @@ def test_rows_with_nan_draw_tokens_of_the_vocabulary(vocab_size: int) -> None:
     logits[1, -1] = torch.nan
     logits[2, : vocab_size // 2] = torch.nan
     logits[3, 5] = 1.0
-    drawn = drawn_alone(logits)
-    assert all(0 <= token < vocab_size for token in drawn), drawn
-    assert drawn[3] == 5
+    step = Step(Case(4, 1, vocab_size), 0)
+    step.temperatures[:] = 0.0
+    slots, ends = torch.arange(4), torch.arange(5, dtype=torch.int32)
+    found = step.verifier().verify(logits, slots, ends[:4], slots + 9, ends, slots)
+    for tokens in (found.drawn, found.sampled[:, 0]):
+        assert all(0 <= token < vocab_size for token in tokens.tolist()), tokens
+        assert tokens[3] == 5
 
 
 @pytest.mark.parametrize("vocab_size", [300, 5000])
@@ -83,15 +75,14 @@ def test_drafts_are_chosen_and_graded_as_by_hand(seed: int) -> None:
 
 def test_it_is_worse_arithmetic() -> None:
     """Otherwise the tests above would not test it: the noise has other bits."""
-    slots, some = torch.zeros(64, dtype=torch.int64), torch.ones(1)
-    logits = torch.randn(64, 9, generator=torch.Generator().manual_seed(1))
+    slots, candidates = torch.zeros(64, dtype=torch.int64), torch.arange(9).expand(64, 9)
+    requests = torch.ones(1), torch.tensor([7]), None
+    noise = DraftNoise(slots, torch.arange(64), *requests, use_fp64=False)
     tiny, one = np.float32(1 + 2**-23), np.float32(1 - 2**-23)
     """Their product is 1 if it is rounded, and 1 - 2^-46 if not."""
 
     def value() -> list[float]:
-        seeds, positions = torch.tensor([7]), torch.arange(64)
-        found = draw(logits, slots, None, positions, some, seeds, use_fp64=False)
-        values: list[float] = found.values.flatten().tolist()
+        values: list[float] = noise_of(candidates.contiguous(), noise).flatten().tolist()
         return values
 
     def rest() -> float:

@@ -1,13 +1,13 @@
 """Verifies drafts by drawing the tokens that plain decoding would draw.
 
-At each row, after the bonus token and after each draft, the kernels draw what vLLM's sampler would
-draw there: from the target's logits, with the noise of the request's seed and of the row's
+At each row, after the bonus token and after each draft, vLLM's own function draws what its sampler
+would draw there: from the target's logits, with the noise of the request's seed and of the row's
 position. A draft is accepted if it is the token drawn before it; the first draw that is no draft is
 the bonus token. So no draw depends on a draft. With a seed, the text is plain decoding's, token for
 token, at any temperature and whatever is drafted.
 
-That takes two launches, and vLLM's rejection sampling six. Steps without drafts are drawn by the
-same two. Drafts may be drawn with the same noise, so that more are accepted (`draft_noise.py`).
+That takes five launches: one gathers rows, three draw, one accepts. So do steps without drafts.
+Drafts may be drawn with the same noise, so that more are accepted (`draft_noise.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler, gather_draft_sampled
 
-from vllm_dflash.engine.v2.drawing_kernels import Verified, accept, draw
+from vllm_dflash.engine.v2.drawing_kernels import Verified, accept
 from vllm_dflash.engine.vllm_fixes.repeated_uploads import UploadingSampler
 from vllm_dflash.engine.vllm_fixes.scored_verification import ScoringVerifier
 
@@ -56,7 +57,6 @@ def draw_and_accept(
     slots: torch.Tensor,
     *,
     width: int,
-    rows: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
 ) -> Verified:
     """Draw a token after each of Q rows, and accept the drafts of R requests.
@@ -65,42 +65,48 @@ def draw_and_accept(
         sampler: has the parameters of all slots.
         logits: logits to draw from, [Q, V].
         row_slots: slot of each row's request, [Q].
-        drafts: token of each row, or of each of the batch's T rows; -1 is never accepted.
-        positions: their positions.
+        drafts: token of each row; -1 is never accepted, [Q].
+        positions: position of each row, [Q].
         ends: 0, then where each request's rows end, [R + 1].
         slots: slot of each request, [R].
         width: most tokens of a request, 1 + W.
-        rows: which of the batch's rows these are, [Q]; None: drafts and positions are theirs.
         seq_lens: length of each request; those still in their prompts get no token. None: vLLM sees
             to that.
     """
     states = sampler.sampling_states
-    drawn = draw(
+    drawn = gumbel_sample(
         logits,
         row_slots,
-        rows,
-        positions,
         states.temperature.gpu,
         states.seeds.gpu,
+        positions,
+        apply_temperature=False,  # the logits have it
+        is_drafting=False,
         use_fp64=sampler.use_fp64_gumbel,
     )
-    prefill_lens = sampler.req_states.prefill_len.gpu
-    batch = rows, drafts, positions, ends, slots, seq_lens, prefill_lens
-    return accept(drawn, *batch, width=width)
+    batch = drafts, ends, slots, seq_lens, sampler.req_states.prefill_len.gpu
+    return accept(drawn, *batch, vocab_size=logits.shape[1], width=width)
 
 
 def draw_batch(
-    verify: Callable[..., Verified], logits: torch.Tensor, batch: InputBatch
+    sampler: Sampler, verify: Callable[..., Verified], logits: torch.Tensor, batch: InputBatch
 ) -> SamplerOutput:
     """Draw the tokens of a batch that wants nothing else."""
+    drafts, positions = gather_draft_sampled(
+        batch.input_ids,
+        batch.positions,
+        batch.logits_indices,
+        batch.expanded_idx_mapping,
+        batch.expanded_local_pos,
+        sampler.req_states.prefill_len.gpu,
+    )
     found = verify(
         logits,
         batch.expanded_idx_mapping,
-        batch.input_ids,
-        batch.positions,
+        drafts,
+        positions,
         batch.cu_num_logits,
         batch.idx_mapping,
-        rows=batch.logits_indices,
         seq_lens=batch.seq_lens,
     )
     return SamplerOutput(
@@ -125,13 +131,13 @@ class InsteadOfVllm:
 
 
 class DrawingSampler(InsteadOfVllm, UploadingSampler):
-    """vLLM's sampler; takes two launches in steps that ask for nothing but tokens."""
+    """vLLM's sampler; draws as verification does in steps that ask for nothing but tokens."""
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
         """Turn the logits of R requests, [R, V], into a token for each."""
         if self.wants_only_tokens(input_batch.idx_mapping_np):
             verify = functools.partial(draw_and_accept, self, width=1)
-            return draw_batch(verify, logits, input_batch)
+            return draw_batch(self, verify, logits, input_batch)
         return super().__call__(logits, input_batch)
 
     def wants_only_tokens(self, slots: np.ndarray) -> bool:
@@ -167,18 +173,20 @@ class DrawingVerifier(InsteadOfVllm, ScoringVerifier):
 
     def warm_up(self, vocab_size: int, dtype: torch.dtype) -> None:
         """Compile the kernels, for logits as they are and as changed by a request's parameters."""
-        device = self.sampler.req_states.prefill_len.gpu.device
-        slots = torch.zeros(1, dtype=torch.int64, device=device)
-        ids, ends = slots.int(), torch.arange(2, dtype=torch.int32, device=device)
-        batch = slots, ids, slots, ends, slots
-        alone: dict[str, Any] = {"rows": slots, "seq_lens": ids}
-        as_they_are, changed = (
-            torch.zeros(1, vocab_size, dtype=kind, device=device) for kind in (dtype, torch.float32)
-        )
-        for logits in (as_they_are, changed):
-            draw_and_accept(self.sampler, logits, *batch, width=1, **alone)
-            self.verify(logits, *batch, **alone)
-            self.verify(logits, *batch)
+        prefill_lens = self.sampler.req_states.prefill_len.gpu
+        zeros = torch.zeros(16, dtype=torch.int64, device=prefill_lens.device)
+        ids, ends = zeros.int(), torch.arange(2, dtype=torch.int32, device=prefill_lens.device)
+        for count in (1, 2, 16):  # vLLM's kernel is another for one row, and for a multiple of 16
+            rows = zeros[:count]
+            gather_draft_sampled(ids, zeros, rows, rows, ids[:count], prefill_lens)
+        for kind in (dtype, torch.float32):
+            logits = torch.zeros(2, vocab_size, dtype=kind, device=zeros.device)
+            # vLLM verifies large batches in parts, which begin at any row.
+            for row in (slice(0, 1), slice(1, 2)):
+                batch = logits[row], zeros[row], ids[row], zeros[row], ends, zeros[:1]
+                self.verify(*batch)
+                self.verify(*batch, seq_lens=ids[:1])
+                draw_and_accept(self.sampler, *batch, width=1, seq_lens=ids[:1])
 
     def __call__(
         self,
@@ -191,7 +199,7 @@ class DrawingVerifier(InsteadOfVllm, ScoringVerifier):
         slots = input_batch.idx_mapping_np
         is_simple = draft_logits is None and invalid_drafts is None
         if self.draws and is_simple and self.sampler.wants_only_tokens(slots):
-            return draw_batch(self.verify, logits, input_batch)
+            return draw_batch(self.sampler, self.verify, logits, input_batch)
         self.most_scored = self.sampler.logprob_token_ids_state.max_num_token_ids(slots)
         return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
 

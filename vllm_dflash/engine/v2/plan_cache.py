@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from vllm.v1.request import Request
 
 from vllm_dflash.engine.v2.exchange import StepPlan
+from vllm_dflash.planning import Ints
 
 
-def can_use_drafts(request: Request | None, context_len: int) -> bool:
-    """Whether a request will be past its prompt after a step, and not at its end.
-
-    It needs three more tokens to use drafts: this step's, a draft, and the bonus token after it.
-    """
-    return request is not None and context_len >= request.num_tokens and tokens_left(request) > 2
-
-
-def tokens_left(request: Request) -> int:
-    """Number of tokens that a request may still get, as far as known by now."""
-    return request.num_prompt_tokens + request.max_tokens - request.num_tokens
+def tokens_left(names: Sequence[str], context_lens: Ints, requests: Mapping[str, Request]) -> Ints:
+    """Number of tokens that each of R requests may still get, as far as known by now, [R]; -1: it
+    has ended, or is still in its prompt after a step that brings it to so much context, [R]."""
+    left = np.full(len(names), -1)
+    for row, (name, context_len) in enumerate(zip(names, context_lens.tolist(), strict=True)):
+        request = requests.get(name)
+        if request is not None and context_len >= request.num_tokens:
+            left[row] = request.num_prompt_tokens + request.max_tokens - request.num_tokens
+    return left
 
 
 class PlanCache:
-    """The last plan that was no experiment. Repeating it for the same requests costs no loop."""
+    """The last plan that was no experiment."""
 
-    def __init__(
-        self, longest: int, width: int, own_limits: Mapping[str, int], *, is_fixed: bool
-    ) -> None:
-        """Repeat drafts of up to K tokens for requests of up to `longest` tokens. `own_limits`: of
-        requests that set one (`OwnLimits`). `is_fixed`: there are drafts after each step, used or
-        not."""
-        self._longest, self._width, self._is_fixed = longest, width, is_fixed
-        self._own_limits = own_limits
-        self._lengths: Mapping[str, int] = {}
-        self._runs_block = False
+    def __init__(self, most_drafts: int) -> None:
+        """Keep plans for up to `most_drafts` of a request."""
+        self._most_drafts = most_drafts
+        self._lengths: dict[str, int] = {}
+        self.runs_block = False
         self._last = StepPlan()
+        """Plan of the last step that repeated it."""
         self._scheduled: Mapping[str, int] = {}
-        """Requests for which it was last repeated, and their rows."""
+        """Requests of that step, and their rows."""
         self._valid_for = 0
         """Steps for which none of these comes to a limit."""
 
@@ -45,44 +41,41 @@ class PlanCache:
         """Whether there is a plan."""
         return bool(self._lengths)
 
-    def keep_plan(self, lengths: Mapping[str, int], *, runs_block: bool) -> None:
-        """Repeat a plan from now on: the draft length of each request, and whether a block runs."""
-        self._lengths, self._runs_block = lengths, runs_block
+    def keep(self, names: Sequence[str], lengths: Ints, limits: Ints, *, runs_block: bool) -> None:
+        """Repeat a plan from now on: the drafts of R requests, and the most that each could use,
+        [R] each, and whether a block runs."""
         self.expire()
+        self._lengths, self.runs_block = {}, runs_block
+        if limits.any():  # else nothing was chosen
+            # A request near its end gets a short length for that reason alone. When the plan is
+            # repeated, it and others use the length of the request that has most room.
+            freest = int(limits.argmax())
+            most = int(lengths[freest])
+            most = self._most_drafts if most == limits[freest] else most
+            kept = np.where(lengths < limits, lengths, most)
+            self._lengths = dict(zip(names, kept.tolist(), strict=True))
+
+    def lengths(self, names: Sequence[str], limits: Ints) -> Ints:
+        """Return the drafts of R requests, within limits, [R] each. Requests that are new since the
+        plan was made get its longest length."""
+        longest = max(self._lengths.values())
+        kept = [self._lengths.get(name, longest) for name in names]
+        return np.minimum(np.array(kept, dtype=np.int64), limits)
+
+    def hold(self, plan: StepPlan, scheduled: Mapping[str, int], room: int) -> None:
+        """Take a step's plan for the same one in the next steps, until one of its requests may be
+        `room` rows longer."""
+        self._last, self._scheduled = plan, scheduled
+        self._valid_for = max(room, 0) // (1 + self._most_drafts)
 
     def expire(self) -> None:
         """Look at all requests again in the next step that repeats the plan: this one does not."""
         self._valid_for = 0
 
-    def repeat(self, scheduled: Mapping[str, int], requests: Mapping[str, Request]) -> StepPlan:
-        """Return the plan for a step of R requests, in which these numbers of tokens are scheduled.
-
-        Requests that are new since it was made get its longest length.
-        """
+    def unchanged(self, scheduled: Mapping[str, int]) -> StepPlan | None:
+        """Return the last plan if it is also that of a step in which these numbers of tokens are
+        scheduled, without a look at any request."""
         if self._valid_for > 0 and self._scheduled == scheduled:  # nobody is back in a prompt
             self._valid_for -= 1
             return self._last
-        most, any_eligible, all_decode, left = max(self._lengths.values()), self._is_fixed, True, 0
-        lengths: dict[str, int] = {}
-        room = self._longest
-        for name, rows in scheduled.items():
-            request = requests.get(name)
-            context = rows + (request.num_computed_tokens if request else 0)
-            room = min(room, self._longest - context - 2)
-            own = self._own_limits.get(name, self._width)
-            limit = max(0, min(self._longest - context - 2, self._width, own))
-            lengths[name] = min(self._lengths.get(name, most), limit)
-            if request is None or context < request.num_tokens:
-                all_decode = False
-            elif own:
-                left = max(left, tokens_left(request))
-        any_eligible = any_eligible or left > 2
-        self._last = StepPlan.from_lengths(
-            lengths, runs_block=self._runs_block, any_eligible=any_eligible, is_new=False
-        )
-        # A step adds 1 + K tokens at most. Until then, each length and `any_eligible` stay.
-        self._scheduled, self._valid_for = scheduled, 0
-        if all_decode:
-            until = room - self._width if self._is_fixed else min(room - self._width, left - 3)
-            self._valid_for = max(until // (1 + self._width), 0)
-        return self._last
+        return None

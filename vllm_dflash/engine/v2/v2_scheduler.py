@@ -39,12 +39,12 @@ from vllm_dflash.engine.v2.exchange import (
     plan_of,
     verified_drafts,
 )
-from vllm_dflash.engine.v2.plan_cache import PlanCache, can_use_drafts
+from vllm_dflash.engine.v2.plan_cache import PlanCache, tokens_left
 from vllm_dflash.engine.v2.trees.tree_planning import TreePlanner
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
 from vllm_dflash.planning.planner import Planner
-from vllm_dflash.planning.step import Outcomes, Plan, StepRecord
+from vllm_dflash.planning.step import Outcomes, StepRecord
 
 UPDATE_STEPS = 32
 """Steps between two updates of what workers report for the scheduler."""
@@ -78,7 +78,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         self._log = PeriodicLog(self.statistics, envs.VLLM_LOG_STATS_INTERVAL)
         self._clock, self._cadence = StepClock(), Cadence()
         self._own_limits = OwnLimits()
-        self._cache = PlanCache(self._longest, width, self._own_limits, is_fixed=self._is_fixed)
+        self._cache = PlanCache(self.num_spec_tokens)
         self._drops_drafts = self.vllm_config.speculative_config.enable_adaptive_verification
         self._plan = StepPlan()
         """Plan of the step that was scheduled last."""
@@ -86,6 +86,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Time spent on the last new plan."""
         self._last_block_rows = 0
         """Rows of the last finished step's block, whose time is part of the next step's."""
+        self._steps_unlearned = 0
+        """Steps since an output was last learned from."""
         self._update_in = UPDATE_STEPS
 
     # --- scheduling a step ------------------------------------------------------------------
@@ -109,31 +111,62 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
 
     def _plan_step(self, scheduler_output: SchedulerOutput) -> StepPlan:
         """Plan a step, or repeat the last plan."""
-        scheduled = scheduler_output.num_scheduled_tokens
+        scheduled, cache = scheduler_output.num_scheduled_tokens, self._cache
         is_due = self._cadence.is_due(len(scheduled))
         if never_drafts(scheduler_output) or self._own_limits.forbid_all(scheduled):
             # Charge nothing for it, and spend no probe on it.
-            self._cache.expire()
+            cache.expire()
             return StepPlan(any_eligible=False, is_new=is_due)
-        if self._cache and not is_due and not self._trees.num_nodes:
-            return self._cache.repeat(scheduled, self.requests)
-        self._cache.expire()
+        is_new = is_due or not cache
+        if not is_new and (unchanged := cache.unchanged(scheduled)):
+            return unchanged
+        cache.expire()
         names = list(scheduled)
         context = self._context_lens_after(scheduler_output, names)
         ends = np.full(len(names), self._longest)
-        limits = draft_limits(context, ends, self._width, np.ones(len(names), bool))
-        limits = self._own_limits.cut(limits, names)
-        ahead = Plan.without_block(len(names), lengths=np.zeros_like(limits))
-        # Fixed lengths: K drafts after every step.
-        any_eligible = self._is_fixed or any(
-            can_use_drafts(self.requests.get(name), length) and self._own_limits.get(name) != 0
-            for name, length in zip(names, context.tolist(), strict=True)
-        )
-        if any_eligible:
-            ahead = self._ahead(names, context, limits)
-        lengths = self._trees.lengths(ahead, names, self.requests, context, ends)
+        chains = draft_limits(context, ends, self._width, np.ones(len(names), bool))
+        chains = self._own_limits.cut(chains, names)
+        limits = self._trees.limits(chains, names, self.requests, context, ends)
+        left = tokens_left(names, context, self.requests)
+        most_left = int(left[[self._own_limits.get(name) != 0 for name in names]].max())
+        # Drafts take three more tokens: this step's, a draft, and the bonus token after it. With
+        # fixed lengths, there are K after every step.
+        any_eligible = self._is_fixed or most_left > 2
+        if not is_new:
+            lengths, runs_block = cache.lengths(names, limits), cache.runs_block
+        elif any_eligible:
+            lengths, runs_block = self._plan_anew(names, context, chains, limits)
+        else:
+            lengths, runs_block = np.zeros_like(limits), False
         each = dict(zip(names, lengths.tolist(), strict=True))
-        return StepPlan.from_lengths(each, runs_block=ahead.runs_block, any_eligible=any_eligible)
+        plan = StepPlan.from_lengths(
+            each, runs_block=runs_block, any_eligible=any_eligible, is_new=is_new
+        )
+        if not is_new and (left >= 0).all():  # no request is in its prompt
+            room = self._longest - 2 - self.num_spec_tokens - int(context.max())
+            cache.hold(plan, scheduled, room if self._is_fixed else min(room, most_left - 3))
+        return plan
+
+    def _plan_anew(
+        self, names: list[str], context: Ints, chains: Ints, limits: Ints
+    ) -> tuple[Ints, bool]:
+        """Plan a step of R requests. Returns the drafts of each, and whether a block runs.
+
+        Args:
+            names: ids of the requests, [R].
+            context: tokens of context of each, [R].
+            chains: most drafts that each can use in a chain, [R].
+            limits: most drafts that each can use, [R].
+        """
+        steps = self._cadence.take_steps_since_plan()
+        ahead = self.planner.plan(names, context, chains, steps=steps)
+        lengths = self._trees.lengths(ahead, limits, names, self.requests, context)
+        if ahead.is_probe:
+            self.statistics.probes += ahead.runs_block
+            self._cadence.observe_next_steps()
+        else:
+            self._cache.keep(names, lengths, limits, runs_block=ahead.runs_block)
+        return lengths, ahead.runs_block
 
     def _with_report(self, plan: StepPlan) -> StepPlan:
         """Add what workers report, and what they are told."""
@@ -147,25 +180,6 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         """Count the draft lengths of a step of `count` requests."""
         blocks = plan.each_length(count) if plan.runs_block else []
         self.statistics.record_blocks(blocks, any_eligible=plan.any_eligible)
-
-    def _ahead(self, names: list[str], context: Ints, limits: Ints) -> Plan:
-        steps = self._cadence.take_steps_since_plan()
-        ahead = self.planner.plan(names, context, limits, steps=steps)
-        if ahead.is_probe:
-            self.statistics.probes += ahead.runs_block
-            self._cadence.observe_next_steps()
-            return ahead
-        lengths: Ints = limits[:0]
-        if limits.any():  # else nothing was chosen
-            # A request near its end gets a short length for that reason alone. When the plan is
-            # repeated, it and others use the length of the request that has most room.
-            freest = int(limits.argmax())
-            most = int(ahead.lengths[freest])
-            most = self._width if most == limits[freest] else most
-            lengths = np.where(ahead.lengths < limits, ahead.lengths, most)
-        kept = dict(zip(names, lengths.tolist(), strict=False))
-        self._cache.keep_plan(kept, runs_block=ahead.runs_block)
-        return ahead
 
     def _counted_for_workers(self) -> dict[str, Any] | None:
         """What workers are told, if it is time."""
@@ -235,6 +249,7 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         self.count_drafts(counted)
         draft_rows = self._last_block_rows
         self._last_block_rows = plan.runs_block * len(names) * self._block_rows
+        self._steps_unlearned += 1
         if not plan.is_new:
             self.statistics.step_seconds += self._clock.end_step_unobserved(
                 names, scheduler_output.total_num_scheduled_tokens
@@ -252,7 +267,8 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             outcomes = Outcomes.from_table(table, len(TREE_CUTS))
             step.verified = outcomes.admitted  # placeholders, too, which take time as well
             step.rows -= given - int(step.verified.sum())
-            self._trees.record_step(names, outcomes, step.produced - 1)
+            steps, self._steps_unlearned = self._steps_unlearned, 0
+            self._trees.record_step(names, outcomes, step.produced - 1, steps=steps)
         step.context_lens = self._context_lens(names)
         self._clock.finish(step)
         if not step.context_lens.all():

@@ -3,11 +3,9 @@
 vLLM's layers call `impl.forward` with the batch's metadata, which are on the device.
 `TreeAttention` replaces it. In steps that verify drafts, it computes
 
-- context and bonus token: with FlashAttention 3's function for ragged batches, not causal, with
-  keys up to the bonus token; for other layers with our kernel (`tree_context.py`). These are layers
-  with a window (a node's position depends on its depth, FlashAttention's on its row), other
-  versions of FlashAttention, and TRITON_ATTN, whose kernel reads the whole context serially for
-  such rows and returns no sums.
+- context and bonus token: with `tree_context.py`. vLLM's kernels would not do: in layers with a
+  window, a node's position depends on its depth, theirs on its row; and TRITON_ATTN's reads the
+  whole context serially for such rows, and returns no sums.
 - nodes: with `tree_nodes.py`, which continues from there and applies sinks, once.
 
 If a batch has prompts, with too many rows for these kernels, vLLM's forward runs for all requests,
@@ -28,7 +26,7 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_dflash.engine.v2.trees.tree_context import attend_to_context
-from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, PagedRows, Parts, Scores
+from vllm_dflash.engine.v2.trees.tree_kernels import MOST_ROWS, Scores
 from vllm_dflash.engine.v2.trees.tree_nodes import attend_to_nodes
 from vllm_dflash.engine.v2.trees.tree_slots import TreeSlots
 
@@ -72,8 +70,6 @@ class TreeAttention:
         self.trees = trees
         window = 1 + impl.sliding_window[0]  # vLLM counts the keys before a row; -1: all
         self.scores = Scores(impl.scale, window, float(impl.logits_soft_cap), impl.sinks)
-        has_function = getattr(impl, "vllm_flash_attn_version", None) == 3 and not window
-        self.attend: Callable[..., Parts] = _flash_attend if has_function else attend_to_context
 
     def __call__(
         self,
@@ -99,7 +95,7 @@ class TreeAttention:
         count = attn_metadata.num_actual_tokens
         rows, written = query[:count], output[:count]
         batch = attn_metadata, self.trees, self.scores
-        context = self.attend(rows, kv_cache, *batch, all_requests=all_requests)
+        context = attend_to_context(rows, kv_cache, *batch, all_requests=all_requests)
         attend_to_nodes(rows, kv_cache, context, written, *batch, all_requests=all_requests)
         return output
 
@@ -110,56 +106,3 @@ def _are_short(metadata: Any) -> bool:
     ranges = ("mm_prefix_range_tensor", "mm_prefix_query_range_tensor")
     sees_ahead = any(getattr(metadata, name, None) is not None for name in ranges)
     return metadata.max_query_len <= MOST_ROWS and not sees_ahead
-
-
-def _flash_attend(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    metadata: Any,
-    trees: TreeSlots,
-    scores: Scores,
-    *,
-    all_requests: bool,
-) -> Parts:
-    """Do what `attend_to_context` does, with FlashAttention 3.
-
-    vLLM plans how to split contexts when it builds the metadata, for other lengths than these. So
-    each call plans it anew, as vLLM itself does if layers' windows differ.
-    """
-    from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
-    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
-
-    head_size = query.shape[-1]
-    halves = kv_cache.transpose(1, 2).split(head_size, dim=-1)
-    keys, values = map(canonicalize_singleton_dim_strides, halves)
-    found, log_sums = flash_attn_varlen_func(
-        q=query,
-        k=keys,
-        v=values,
-        cu_seqlens_q=metadata.query_start_loc,
-        max_seqlen_q=metadata.max_query_len,
-        seqused_k=_context_lens(metadata, trees, all_requests=all_requests),
-        max_seqlen_k=metadata.max_seq_len,
-        softmax_scale=scores.scale,
-        causal=False,
-        block_table=metadata.block_table,
-        softcap=scores.softcap,
-        return_softmax_lse=True,
-        num_splits=metadata.max_num_splits,
-        fa_version=3,
-    )
-    return Parts(found[None], log_sums.t()[None])
-
-
-def _context_lens(batch: PagedRows, trees: TreeSlots, *, all_requests: bool) -> torch.Tensor:
-    """Number of keys that all rows of a request see: context and bonus token; 0 for requests that
-    are left out, [R] int32. Computed by a batch's first layer, and kept with its metadata."""
-    found: torch.Tensor | None = getattr(batch, "tree_context_lens", None)
-    if found is None:
-        found = batch.seq_lens - batch.query_start_loc.diff() + 1
-        if not all_requests:
-            # Entries after the batch's requests are padding, with arbitrary slots.
-            slots = trees.slots[: len(found)].clamp(0, len(trees.sizes) - 1)
-            found *= trees.sizes[slots] > 0
-        batch.tree_context_lens = found  # type: ignore[attr-defined]
-    return found

@@ -39,16 +39,18 @@ class TreeGain:
         """Accepted drafts of trees of each size for each one of a full chain, [S]."""
         return (self._trees + ASSUMED_RATIO * ASSUMED_TOKENS) / (self._chains + ASSUMED_TOKENS)
 
-    def record_step(self, outcomes: Outcomes, accepted: Ints, rest: Floats) -> None:
+    def record_step(
+        self, outcomes: Outcomes, accepted: Ints, rest: Floats, *, steps: int = 1
+    ) -> None:
         """Learn from R requests: their accepted drafts, [R], and what is expected of the trees'
-        chains after the drafts that were verified, [R]."""
+        chains after the drafts that were verified, [R]. `steps`: since the last call."""
         tokens_if_truncated = outcomes.tokens_if_truncated[:, : len(self.sizes) - 1] - 1
         of_trees = np.column_stack([tokens_if_truncated, accepted])  # [R, S]
         had_trees = outcomes.tokens_if_truncated[:, :1] > 0
         is_informative = had_trees & (outcomes.admitted[:, None] >= self.sizes)
         trees = (of_trees * is_informative).sum(axis=0)
         chains = ((outcomes.accepted + rest)[:, None] * is_informative).sum(axis=0)
-        left = np.where(is_informative.any(axis=0), MEMORY**trees, FORGETTING)
+        left = np.where(is_informative.any(axis=0), MEMORY**trees, FORGETTING**steps)
         self._chains = left * self._chains + chains
         self._trees = left * self._trees + trees
 

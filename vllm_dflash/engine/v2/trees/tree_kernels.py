@@ -1,9 +1,8 @@
 """Shared parts of the kernels that attend to draft trees: their inputs, tiles and softmax.
 
 A request has a row for its bonus token and one for each of its nodes. Their keys and values are
-consecutive in the cache. All rows see the context and the bonus token, without a mask: that part is
-`tree_context.py`, or any other kernel that also returns the logarithm of the sum of its weights. A
-node also sees its ancestors and itself: `tree_nodes.py`, for at most 64 nodes.
+consecutive in the cache. All rows see the context and the bonus token, without a mask
+(`tree_context.py`). A node also sees its ancestors and itself (`tree_nodes.py`), at most 64 nodes.
 
 A tile has rows of all query heads of a K/V head, so K and V are read once for them. Only the device
 knows how many rows each request has (vLLM's graphs allow as many requests as rows), so a fixed
@@ -54,9 +53,9 @@ class Parts(NamedTuple):
     """Attention results of rows for each of P parts of the keys that they see."""
 
     found: torch.Tensor
-    """Outputs, contiguous, [P, T, H, D]; ignored if no key was visible."""
+    """Outputs, [P, T, H, D] float32; not written if no key was visible."""
     log_sums: torch.Tensor
-    """Logarithms of the sums of weights; -inf if no key was visible, [P, T, H]."""
+    """Logarithms of the sums of weights; -inf if no key was visible, [P, T, H] float32."""
     rows_per_request: int = 0
     """Rows for each request, so that T is R * rows_per_request; 0: rows are those of the batch."""
 
@@ -194,7 +193,7 @@ def weigh(  # type: ignore[no-untyped-def]
 
 
 VARYING = ["num_requests", "most_rows", "rows_per_request", "segments", "num_parts", "stride_table"]
-VARYING += ["part_size", "stride_sums_row", "stride_sums_head"]
+VARYING += ["part_size"]
 """Arguments that differ from batch to batch; kernels must not be recompiled for their values."""
 
 

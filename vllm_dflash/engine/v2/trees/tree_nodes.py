@@ -37,8 +37,6 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
     rows_per_request,
     num_parts,
     part_size,
-    stride_sums_row,
-    stride_sums_head,
     stride_output,
     stride_output_head,
     block_table,  # from here on: `Launch`
@@ -108,18 +106,15 @@ def _attend_nodes(  # type: ignore[no-untyped-def]
             total = tl.zeros([ROWS], tl.float32)
         found = tl.zeros([ROWS, PADDED_HEAD], tl.float32)
         part_row = part_rows(request, row, at, rows_per_request)
-        in_sums = log_sums + part_row * stride_sums_row + head * stride_sums_head
         in_parts = part_row * (KV_HEADS * GROUP) + head
         for part in tl.range(num_parts, num_stages=3):
-            log_sum = tl.load(in_sums + part * part_size, mask=is_row, other=float("-inf"))
-            # FlashAttention 2 returns +inf if nothing was visible.
-            is_found = is_row & (tl.abs(log_sum) < float("inf"))
+            at_part = in_parts + part * part_size
+            log_sum = tl.load(log_sums + at_part, mask=is_row, other=float("-inf"))
             in_part = tl.load(
-                found_parts + ((in_parts + part * part_size) * HEAD_SIZE)[:, None] + dim[None, :],
-                mask=mask & is_found[:, None],
+                found_parts + (at_part * HEAD_SIZE)[:, None] + dim[None, :],
+                mask=mask & (log_sum > float("-inf"))[:, None],
                 other=0.0,
-            ).to(tl.float32)
-            log_sum = tl.where(is_found, log_sum, float("-inf"))
+            )
             higher = tl.maximum(best, log_sum)
             reference = tl.where(higher == float("-inf"), 0.0, higher)
             faded, weight = tl.exp(best - reference), tl.exp(log_sum - reference)
@@ -177,7 +172,6 @@ def attend_to_nodes(
 
     `context`: their results so far. For the other arguments see `attend_to_context`.
     """
-    assert context.found.is_contiguous()
     launch = Launch.from_batch(query, kv_cache, batch, trees, scores, all_requests=all_requests)
     _attend_nodes[(min(launch.num_programs, len(query) * kv_cache.shape[1]),)](
         query,
@@ -188,7 +182,7 @@ def attend_to_nodes(
         scores.sinks,
         context.rows_per_request,
         len(context.found),
-        *context.log_sums.stride(),
+        context.log_sums.stride(0),
         *output.stride()[:2],
         *launch.arguments,
         **launch.constants,
