@@ -11,15 +11,24 @@ from vllm_dflash.engine.v2.exchange import StepPlan
 from vllm_dflash.planning import Ints
 
 
-def tokens_left(names: Sequence[str], context_lens: Ints, requests: Mapping[str, Request]) -> Ints:
-    """Number of tokens that each of R requests may still get, as far as known by now, [R]; -1: it
-    has ended, or is still in its prompt after a step that brings it to so much context, [R]."""
-    left = np.full(len(names), -1)
-    for row, (name, context_len) in enumerate(zip(names, context_lens.tolist(), strict=True)):
+def lens_after(scheduled: Mapping[str, int], requests: Mapping[str, Request]) -> tuple[Ints, Ints]:
+    """Return what is known of R requests after a step that is being scheduled, [R] each.
+
+    The tokens of context of each, at most: it is not known yet how many of its drafts are accepted.
+    And how many tokens it may still get; -1: it has ended, or is still in its prompt.
+    """
+    lens, left = [], []
+    for name, rows in scheduled.items():  # hundreds of requests: as little as possible for each
         request = requests.get(name)
-        if request is not None and context_len >= request.num_tokens:
-            left[row] = request.num_prompt_tokens + request.max_tokens - request.num_tokens
-    return left
+        if request is None:  # ended or aborted meanwhile
+            lens.append(rows)
+            left.append(-1)
+            continue
+        lens.append(context := rows + request.num_computed_tokens)
+        known = request.num_tokens
+        most = request.num_prompt_tokens + request.max_tokens
+        left.append(most - known if context >= known else -1)
+    return np.array(lens, dtype=np.int64), np.array(left, dtype=np.int64)
 
 
 class PlanCache:

@@ -39,7 +39,7 @@ from vllm_dflash.engine.v2.exchange import (
     plan_of,
     verified_drafts,
 )
-from vllm_dflash.engine.v2.plan_cache import PlanCache, tokens_left
+from vllm_dflash.engine.v2.plan_cache import PlanCache, lens_after
 from vllm_dflash.engine.v2.trees.tree_planning import TreePlanner
 from vllm_dflash.engine.vllm_fixes.stopped_sessions import SessionScheduler
 from vllm_dflash.planning import Ints
@@ -122,13 +122,14 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
             return unchanged
         cache.expire()
         names = list(scheduled)
-        context = self._context_lens_after(scheduler_output, names)
+        context, left = lens_after(scheduled, self.requests)
         ends = np.full(len(names), self._longest)
         chains = draft_limits(context, ends, self._width, np.ones(len(names), bool))
         chains = self._own_limits.cut(chains, names)
         limits = self._trees.limits(chains, names, self.requests, context, ends)
-        left = tokens_left(names, context, self.requests)
-        most_left = int(left[[self._own_limits.get(name) != 0 for name in names]].max())
+        most_left = int(left.max())
+        if self._own_limits:
+            most_left = int(left[[self._own_limits.get(name) != 0 for name in names]].max())
         # Drafts take three more tokens: this step's, a draft, and the bonus token after it. With
         # fixed lengths, there are K after every step.
         any_eligible = self._is_fixed or most_left > 2
@@ -206,12 +207,6 @@ class V2Scheduler(SessionScheduler, CountingScheduler):
         requests = [self.requests.get(name) for name in names]
         lens = [request.num_computed_tokens if request else 0 for request in requests]
         return np.array(lens, dtype=np.int64)  # 0 if it has ended or was aborted meanwhile
-
-    def _context_lens_after(self, scheduler_output: SchedulerOutput, names: list[str]) -> Ints:
-        """Tokens of context of each request after a step that is being scheduled, at most, [R]: it
-        is not known yet how many of its drafts are accepted."""
-        added = np.array([*scheduler_output.num_scheduled_tokens.values()])
-        return self._context_lens(names) + added
 
     # --- the output of a step -----------------------------------------------------------------
 
