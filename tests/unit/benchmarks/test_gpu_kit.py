@@ -69,7 +69,7 @@ def test_benches_have_flags_that_bench_takes(bench: Bench) -> None:
     parser = argparse.ArgumentParser()
     add_bench(parser.add_subparsers())
     parsed, unknown = parser.parse_known_args(["bench", *bench.flags])
-    parsed.client_flags = unknown
+    parsed.flags, parsed.client_flags = [*bench.serve], unknown
     settle(parsed)
     check_concurrency(parsed)
     parse_client_flags([*unknown, "--model", "target"])
