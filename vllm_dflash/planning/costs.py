@@ -184,12 +184,6 @@ class StepCosts:
         measured = step.target_seconds - drafting * includes_block
         steps = self._plain if step.rows == count else self._drafted
         steps.learn(step.rows, measured / expected)
-        # Drafts make no step faster. Where they seem to, plain ones were measured while the machine
-        # was slower, and would not be measured again soon.
-        learned = float(self.target(count, step.rows, context, reading)) + drafting * includes_block
-        plain = self.plain(count, context)
-        if learned < plain and self.has_seen_plain(count):
-            self._plain.learn(count, learned / plain)
         if drafting and not includes_block:
             self._block.learn(step.draft_rows, step.draft_seconds / drafting)
         storing = float(self._storing_of(step.context_rows)) if step.context_rows else 0.0

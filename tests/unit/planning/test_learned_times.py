@@ -50,31 +50,6 @@ def test_steps_are_as_much_slower_as_those_that_were_measured(
     assert costs.plain(4) * 1000 == pytest.approx(14 * ratios[2], rel=1e-4)
 
 
-@pytest.mark.parametrize("num_requests", [1, 6, 32])
-def test_drafts_make_no_step_faster(num_requests: int) -> None:
-    """Steps without drafts were measured on a machine that was busy then. Now that drafting seems
-    to pay, only steps with drafts are: they tell that the others would not take that long."""
-    costs, rows = profiled_costs(), num_requests + 3
-    usual = float(costs.verify.at(num_requests)), float(costs.verify.at(rows))
-    for _ in range(20):
-        costs.record_step(timed(num_requests, num_requests, 1000 * usual[0]))
-        costs.record_step(timed(num_requests, rows, 1000 * usual[1]))
-    for _ in range(20):
-        costs.record_step(timed(num_requests, num_requests, 1500 * usual[0]))
-    assert costs.plain(num_requests) > 1.3 * usual[0]
-    for _ in range(25):
-        costs.record_step(timed(num_requests, rows, 1000 * usual[1]))
-    assert costs.plain(num_requests) < 1.06 * usual[1]
-    assert ms_of(costs, num_requests, rows) == pytest.approx(1000 * usual[1], rel=0.04)
-    # What verifying itself takes is no reason to think less of it.
-    slower = usual[1] + 0.004
-    for _ in range(120):
-        costs.record_step(timed(num_requests, num_requests, 1000 * usual[0]))
-        costs.record_step(timed(num_requests, rows, 1000 * slower))
-    assert costs.plain(num_requests) == pytest.approx(usual[0], rel=0.03)
-    assert ms_of(costs, num_requests, rows) == pytest.approx(1000 * slower, rel=0.03)
-
-
 def test_steps_with_drafts_are_as_plain_ones_until_they_are_measured() -> None:
     costs = straight_costs()
     costs.record_step(timed(4, 4, 1.2 * 14))
