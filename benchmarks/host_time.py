@@ -179,7 +179,7 @@ def make_up_decisions(*, has_blocks: bool) -> None:
     for owner, name, made_up in (
         (Planner, "plan", forced),
         (HostCopy, "wait", reported),
-        (V2GPUWorker, "measure", lambda worker: steady_costs()),
+        (V2GPUWorker, "measure", lambda worker: steady_costs(worker.model_runner.max_num_reqs)),
     ):
         setattr(owner, name, made_up)
     cadence.MOST_TIME = 1e-9

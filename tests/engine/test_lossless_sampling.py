@@ -30,7 +30,7 @@ class PlannerByTheBook(Planner):
 
     def __init__(self) -> None:
         verify, draft = {1: 12.0, 16: 12.1, 64: 13.0, 256: 19.0}, {2: 0.1, 256: 0.5}
-        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS))
+        costs = StepCosts(curve(verify), curve(draft), curve(CONTEXT_MS), REQUESTS)
         super().__init__(7, REQUESTS, costs, most_free=MOST_FREE_DRAFTS)
 
     def record_step(self, step: StepRecord) -> None:

@@ -44,7 +44,7 @@ def shared() -> Iterator[LLM]:
 def llm(shared: LLM) -> LLM:
     """An engine with an empty cache, in which context waits."""
     assert shared.reset_prefix_cache()
-    proposer_of(shared).start_planning(steady_costs())
+    proposer_of(shared).start_planning(steady_costs(4))
     return shared
 
 

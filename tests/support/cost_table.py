@@ -35,7 +35,10 @@ class CostTable(NamedTuple):
         )
         return cls(table["name"], verify, draft, context)
 
-    def costs(self, attention: Attention = NO_ATTENTION, scale: float = 1.0) -> StepCosts:
+    def costs(
+        self, max_requests: int, attention: Attention = NO_ATTENTION, scale: float = 1.0
+    ) -> StepCosts:
         """Return the costs that a planner starts from; `scale`: factor of the target's."""
         verify = Curve(self.verify.counts, scale * self.verify.seconds)
-        return StepCosts(verify, self.draft, self.context, attention)
+        draft, context = (Curve(one.counts, one.seconds) for one in (self.draft, self.context))
+        return StepCosts(verify, draft, context, max_requests, attention)

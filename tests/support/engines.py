@@ -98,7 +98,9 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     # By name: on a GPU nothing may import the workers for CPUs.
     kinds = (GPU_WORKER,) if current_platform.is_cuda() else (CPU_WORKER_V1, CPU_WORKER_V2)
     for kind in kinds:
-        monkeypatch.setattr(f"{kind}.measure", lambda _: steady_costs())
+        monkeypatch.setattr(
+            f"{kind}.measure", lambda self: steady_costs(self.model_runner.max_num_reqs)
+        )
     monkeypatch.setattr(Cadence, "is_due", lambda *_: True)
     monkeypatch.setattr(Cadence, "interval", lambda _: 1)
     # One length for all is worth more than individual ones, wherever there are graphs for it.

@@ -46,7 +46,7 @@ def ours(
 ) -> Pipeline:
     """Return a pipeline that we plan, with a profile of the target that is off by a factor."""
     clock = FakeTime()
-    profile = table.costs(attention, scale)
+    profile = table.costs(num_requests, attention, scale)
     # On V2, a block's time includes that of storing context.
     profile.context = Curve(profile.context.counts, 0 * profile.context.seconds)
     ragged_seconds = regime.ragged_ms / 1000

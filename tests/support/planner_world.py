@@ -38,11 +38,11 @@ def straight(fixed_ms: float, row_ms: float) -> Curve:
 def straight_costs(attention: Attention = NO_ATTENTION) -> StepCosts:
     """Return costs that are easy to compute by hand: n rows take 10 + n ms to verify, (2 + n) / 4
     to draft, and (4 + n) / 20 to store."""
-    return StepCosts(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), attention)
+    return StepCosts(straight(10, 1), straight(0.5, 0.25), straight(0.2, 0.05), 64, attention)
 
 
-def profiled_costs() -> StepCosts:
-    return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS))
+def profiled_costs(max_requests: int = 64) -> StepCosts:
+    return StepCosts(curve(VERIFY_MS), curve(DRAFT_MS), curve(CONTEXT_MS), max_requests)
 
 
 def step_of(ids: list[str], verified: Ints, accepted: Ints) -> StepRecord:
@@ -72,7 +72,7 @@ class SteadyCosts(StepCosts):
     def record_step(self, step: StepRecord, *, includes_block: bool = False) -> None: ...
 
 
-def steady_costs() -> SteadyCosts:
+def steady_costs(max_requests: int) -> SteadyCosts:
     """Return costs at which drafting pays, for some requests and to some length."""
     draft, context = {2: 1.0, 256: 3.0}, {1: 0.0, 64: 0.5}
-    return SteadyCosts(curve(VERIFY_MS), curve(draft), curve(context))
+    return SteadyCosts(curve(VERIFY_MS), curve(draft), curve(context), max_requests)

@@ -117,7 +117,7 @@ class SimulatedHost:
         self.host = HostStep(OPTIONS, self, self, BLOCK_SIZE)  # type: ignore[arg-type]
         num_slots = num * self.longest
         if self.policy is None:
-            costs = self.table.costs(self.attention, self.scale)
+            costs = self.table.costs(num, self.attention, self.scale)
             self.host.planner = self.make_planner(
                 WIDTH, num, costs, most_free=MOST_FREE * self.looks_up
             )

@@ -53,7 +53,7 @@ class Watched:
         max_draft = drafter.width
         drafter.host._cadence = Unsteady(seed=self.rank)
         if policy == "planned":
-            drafter.start_planning(steady_costs())
+            drafter.start_planning(steady_costs(drafter.max_batch_size))
         else:
             drafter.host.backlog = None
             dice = Erratic(max_draft, seed=self.rank)  # different on every rank

@@ -46,7 +46,7 @@ def test_a_step_takes_longer_the_more_context_is_read() -> None:
     # A step that takes as long as that teaches nothing.
     costs.record_step(step)
     assert costs.target(2, 5, 4000, 7000) * 1000 == pytest.approx(15 + 4 + 3.5)
-    assert costs.blocks(1, 2, 3000) * 1000 == pytest.approx((2 + 3) / 4 + 6 + (4 + 1) / 20)
+    assert costs.draft.at(3) * 1000 == pytest.approx((2 + 3) / 4)
 
 
 def test_long_requests_are_left_out_and_short_ones_go_on() -> None:
@@ -90,10 +90,10 @@ def test_a_block_beside_requests_without_one_teaches_as_much() -> None:
         step.plan = Plan(np.arange(len(lens)) == len(lens) - 1, width=2)
         step.draft_rows, step.draft_seconds = 3, seconds
         costs.record_step(step)
-        return costs.blocks(np.array([1, 2]), 2)
+        return costs.draft.at(np.array([3, 64]))
 
     as_expected = after([20_000], 0.00325)  # (2 + 3) / 4, and 2 for its context
-    assert as_expected * 1000 == pytest.approx([1.25 + 0.25, 2 + 0.3])
+    assert as_expected * 1000 == pytest.approx([1.25, 16.5])
     slower = after([20_000], 0.004)
     assert slower[0] > as_expected[0]
     assert slower == pytest.approx(after([90_000, 70_000, 300, 20_000], 0.004))

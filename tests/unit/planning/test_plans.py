@@ -51,7 +51,7 @@ def test_nobody_who_could_be_drafted(of: str) -> None:
 
 def test_what_was_never_measured_is_tried_with_few() -> None:
     """A promise of what no request has shown yet. Each that has shown it lets two more be tried."""
-    cheap = StepCosts(straight(10, 0.02), straight(0.1, 0.005), straight(0.02, 0.001))
+    cheap = StepCosts(straight(10, 0.02), straight(0.1, 0.005), straight(0.02, 0.001), 64)
     ours, limits = ToldPlanner(0.9, 0.8, costs=cheap), [2] * 40
     assert ours.plans(limits).drafted.sum() == 1 + 40 // PROBE_SHARE
     rows = ours.rows(names(40))

@@ -10,6 +10,7 @@ import pytest
 from support.outcomes import outcomes_of
 from support.planner_world import names, step_of, straight, straight_costs
 from support.told_planner import ToldPlanner, v2
+from vllm_dflash.planning.costs import StepCosts
 from vllm_dflash.planning.planner import Planner
 from vllm_dflash.planning.step import TEXT
 
@@ -113,3 +114,16 @@ def test_costs_learn_what_a_step_took_without_the_block_in_it(
     rows = np.array([2, 4, 8])
     assert planner.costs.target(2, rows) == pytest.approx(costs.target(2, rows))
     assert (step.draft_rows, step.target_seconds) == (draft_rows, 0.015)
+
+
+def test_a_block_profiled_too_slow_does_not_make_plain_decoding_fast() -> None:
+    """Its estimated time is subtracted from steps that were measured with it: what is left for the
+    target is too little, and says nothing about steps without drafts."""
+    slow = StepCosts(straight(10, 1), straight(5, 0.25), straight(0.2, 0.05), 64)
+    planner = ToldPlanner(0.1, 0.1, 0.1, costs=slow, v2=v2())
+    plain = planner.costs.plain(2)
+    for _ in range(40):
+        step = step_of(names(2), np.array([1, 1]), np.array([0, 0]))
+        step.draft_rows, step.target_seconds = 8, 0.016  # 4 rows, and 2 ms for the block
+        planner.record_step(step)
+    assert planner.costs.plain(2) == pytest.approx(plain, rel=0.05)

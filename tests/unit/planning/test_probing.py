@@ -60,7 +60,7 @@ def test_a_probe_promises_what_perfect_drafts_would_win(of: str) -> None:
     ours = ToldPlanner(*USELESS, v2=v2() if of == "V2" else None)
     ours.plans([4])
     assert ours.probes.promises == pytest.approx([5 / (15 + 1.75 + 0.25) * 11 - 1])
-    rows = StepCosts(straight(0, 10), straight(0.5, 0.25), straight(0.2, 0.05))
+    rows = StepCosts(straight(0, 10), straight(0.5, 0.25), straight(0.2, 0.05), 64)
     ours.costs = rows
     ours.plans([4] * 8)
     assert ours.probes.promises[-1] == 0.0
@@ -191,7 +191,7 @@ def test_on_v2_who_has_no_drafts_verified_is_probed_beside_the_others() -> None:
 def test_a_probe_is_charged_a_share_of_a_plain_step_at_least() -> None:
     """Otherwise it would be due in every plan."""
     planner = ToldPlanner(*USELESS, v2=v2(1, 2, 3, 4))
-    planner.costs = StepCosts(straight(10, 0.1), straight(0, 0), straight(0, 0))
+    planner.costs = StepCosts(straight(10, 0.1), straight(0, 0), straight(0, 0), 64)
     planner.blocks.curves[planner.rows(names(2))[0]] = 0.95, 0.9, 0.85, 0.8
     assert planner.plans([4] * 2).lengths.tolist() == [4, 0]
     ((_, lost, _),) = planner.beside.asked

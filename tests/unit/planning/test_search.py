@@ -38,7 +38,7 @@ def costs_of(increments: list[float], attention: Attention) -> StepCosts:
     """Return costs whose rows take 10 ms, and any time for each more."""
     verify = 10.0 + np.concatenate([[0.0], np.cumsum(increments)])
     points = dict(zip(range(1, len(verify) + 1), verify.tolist(), strict=True))
-    return StepCosts(curve(points), straight(0.5, 0.25), straight(0.2, 0.05), attention)
+    return StepCosts(curve(points), straight(0.5, 0.25), straight(0.2, 0.05), 8, attention)
 
 
 def all_lengths(limits: list[int]) -> Ints:

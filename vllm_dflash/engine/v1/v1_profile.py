@@ -80,6 +80,7 @@ def profile_v1(runner: GPUModelRunner) -> StepCosts:
         measure_curve(lambda rows: verify(rows, near), profiled_rows(max_requests, reach)),
         measure_curve(lambda rows: draft(rows, near), blocks, before=target),
         measure_curve(store, contexts, share=0.5, before=target),
+        max_requests,
         measure_attention(
             lambda rows, context: verify(rows, context, of_one=rows > 1), draft, block_rows, longest
         ),

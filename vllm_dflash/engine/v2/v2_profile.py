@@ -56,7 +56,7 @@ def profile_v2(runner: GPUModelRunner) -> StepCosts:
     attention = attention._replace(block=max(attention.block - of_target, 0.0))
     drafting, free = Curve(both.counts * block_rows, seconds), Curve(both.counts, 0 * seconds)
     first_draft_row = block_rows - runner.speculator.num_speculative_steps
-    return StepCosts(target, drafting, free, attention, first_draft_row)
+    return StepCosts(target, drafting, free, max_requests, attention, first_draft_row)
 
 
 def _has_room_for_blocks(runner: GPUModelRunner, rows: int) -> bool:
