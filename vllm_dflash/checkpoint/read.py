@@ -7,7 +7,7 @@ translated to the first. Others are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,6 @@ from vllm_dflash.checkpoint.refusal import (
     checked,
     looks_local,
     missing_model_reason,
-    nearest,
     one_line,
     shown,
 )
@@ -41,15 +40,8 @@ from vllm_dflash.checkpoint.spec import (
     DrafterSpec,
     LiLiCorr,
 )
+from vllm_dflash.checkpoint.unread_keys import LENGTH_HEADS, remarks_on_keys, unread_overrides
 
-LENGTH_HEADS = ("thresh_head_two_model", "thresh_head_subsequent", "prob_head")
-"""Length heads of AdaFlash drafters: DFlash drafters with a small head on their last hidden states,
-which predicts how many drafts are worth verifying. The drafts are the same without it, so these
-modules are not loaded."""
-ABOUT_LENGTH_HEADS = ("thresh_head_", "use_thresh_head_", "prob_head_", "use_prob_head")
-"""Prefixes of the keys of `dflash_config` that configure such a head."""
-ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
-"""Fields of z-lab's format that only `rope.py` reads."""
 ABOUT_ASSUMED_BASE = (
     f"config.json states no rope_theta: {ASSUMED_BASE:,.0f} is assumed. If the drafter was trained"
     ' with another base, few drafts are accepted: write it as "rope_theta" in "drafter_overrides"'
@@ -127,7 +119,7 @@ def parse_overridden(
             " by which vLLM recognises the speculators library's format. Copy it from the published"
             ' config.json, or add "speculators_config": {"algorithm": "dflash"} to this one.'
         )
-    if unread := _unread_overrides(spec, overrides):
+    if unread := unread_overrides(spec, overrides):
         raise DrafterError(
             f"drafter {model!r}: drafter_overrides: {'; '.join(unread)}. Correct or remove it."
         )
@@ -147,26 +139,6 @@ def parse_overridden(
     return spec
 
 
-def _unread_overrides(spec: DrafterSpec, overrides: Mapping[str, Any]) -> list[str]:
-    """What is wrong with each override whose name nothing reads."""
-    extra = _names(type(spec.lilicorr or spec.dflash2))
-    in_nested = _names(ZlabConfig) | extra | {f"use_{head}" for head in LENGTH_HEADS}
-    at_top = _names(ZlabConfig).difference(ONLY_NESTED) | {*ROTARY, "architectures"}
-    if spec.dialect == "speculators":
-        at_top |= _names(Speculators) | extra | {"sample_from_anchor"}
-    known = at_top | {f"dflash_config.{name}" for name in in_nested}
-    written = [name for name in overrides if name != "dflash_config"]
-    written += [f"dflash_config.{name}" for name in overrides.get("dflash_config") or {}]
-    faults = []
-    for name in written:
-        if name not in known:
-            last = name.removeprefix("dflash_config.")
-            moved = {last, f"dflash_config.{last}"} & known
-            near = moved.pop() if moved else nearest(name, known)
-            faults.append(f"nothing reads {name!r}" + (f", did you mean {near!r}?" if near else ""))
-    return faults
-
-
 def parse_config(
     model: str, config: dict[str, Any], overrides: Mapping[str, Any] = MappingProxyType({})
 ) -> DrafterSpec:
@@ -175,11 +147,6 @@ def parse_config(
         return _parsed(model, *_in_zlab(config, overrides))
     except ValueError as why:
         raise DrafterError(f"drafter {model!r}: {why}.") from None
-
-
-def _names(kind: type[Any]) -> set[str]:
-    """Names by which the fields of this class are written; empty for other classes."""
-    return {field.alias or name for name, field in getattr(kind, "model_fields", {}).items()}
 
 
 def _in_zlab(config: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -235,7 +202,7 @@ def _parsed(model: str, dialect: str, config: dict[str, Any]) -> DrafterSpec:
                 for kind in dict.fromkeys(fields.layer_types)
                 if kind not in (FULL, SLIDING)
             ),
-            *_remarks(nested, length_heads, type(lilicorr or dflash2)),
+            *remarks_on_keys(nested, length_heads, type(lilicorr or dflash2)),
         ),
     )
 
@@ -300,23 +267,3 @@ def _check_candidates(
         )
     if count > layers.vocab_size:
         raise ValueError(f"{name} ({count}) must not exceed vocab_size ({layers.vocab_size})")
-
-
-def _remarks(nested: dict[str, Any], length_heads: Sequence[str], besides: type[Any]) -> list[str]:
-    """Remarks on AdaFlash's heads, and on each key of `dflash_config` that is ignored.
-
-    `besides`: class of the extra fields that this kind of drafter has.
-    """
-    remarks = []
-    if length_heads:
-        remarks.append(
-            f"AdaFlash: its length head ({', '.join(length_heads)}) is not run, because vllm-dflash"
-            " plans draft lengths itself"
-        )
-    read = _names(ZlabConfig) | _names(besides)
-    for key in sorted(nested.keys() - read):
-        if not (length_heads and key.startswith(ABOUT_LENGTH_HEADS)):
-            near = nearest(key, read)
-            hint = f"; did its author mean {near!r}?" if near else ""
-            remarks.append(f"dflash_config has {key!r}, which is ignored{hint}")
-    return remarks

@@ -58,8 +58,9 @@ def changed(*answers: Conversation) -> list[tuple[str, list[int]]]:
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize("name", FORMATS)
 def test_tool_calls_do_not_depend_on_drafts(name: str) -> None:
-    """Of answers with one call, several, none, without arguments, after text and before it, and
-    unfinished. vLLM adds what a parser has not sent to the last message, if that has a call in it:
+    """Answers with one call, several, none, without arguments, after text and before it, and
+    unfinished ones, come in pieces of any size. vLLM adds what a parser has not sent to the last
+    message, if that has a call in it:
     a surplus `{}` in some cuts."""
     form = FORMATS[name]
     one = Conversation(form.of(WEATHER), name)

@@ -187,7 +187,7 @@ def test_a_turn_that_has_ended_is_given_no_drafts(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("is_adaptive", "most_rows"), [(True, 8), (False, 16)])
 def test_metadata_keeps_to_the_bound_of_its_graph(is_adaptive: bool, most_rows: int) -> None:
-    """With adaptive verification that of all graphs, else as many rows as the graph has."""
+    """The bound is that of all graphs with adaptive verification, else the rows of the graph."""
     graphs = CUDAGraphMode.FULL_AND_PIECEWISE if is_adaptive else CUDAGraphMode.FULL
     state: Any = SimpleNamespace(prepare_attn=lambda batch, *_, **__: batch.max_query_len)
     runner: Any = SimpleNamespace(

@@ -124,9 +124,9 @@ class PeriodicLog:
         One that is due waits for enough steps, however long the engine is idle before them.
         """
         counted = self._statistics.drafted_steps + self._statistics.skipped_steps
-        fresh = None
-        if counted - self._counted >= STEPS_FOR_A_LINE:
-            fresh = self._increases.tick()
+        if counted - self._counted < STEPS_FOR_A_LINE:
+            return
+        fresh = self._increases.tick()
         if fresh is None:
             return
         self._counted, since = counted, Counter(fresh)

@@ -1,4 +1,4 @@
-"""With drafts, prefix caching ends the engine on CPU for targets with linear attention.
+"""Prefix caching with drafts ends the engine on CPU for targets with linear attention.
 
 Delete this file when the kernels that copy their states have a CPU version
 (docs/engineering/upstream.md#aligned_statespy).
